@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How frames travel: the interface and the UDP socket."""
