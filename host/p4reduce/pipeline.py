@@ -33,4 +33,6 @@ def find(profile_name: str) -> Pipeline:
         p4info = place / "compiled" / f"{wanted.name}.p4info.txtpb"
         if json.is_file() and p4info.is_file():
             return Pipeline(wanted, json, p4info)
-    raise ConfigError(f"compiled P4 program {wanted.name}.json not found: reinstall p4reduce, or run `make p4` in a source tree")
+    raise ConfigError(
+        f"compiled P4 program {wanted.name}.json not found: reinstall p4reduce, or run `make p4` in a source tree"
+    )

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grpc
 from helpers.switches import EVENTS, ProgramInfo
 from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
+
+from p4reduce import pipeline
 
 DEADLINE = 20.0
 
@@ -21,10 +22,11 @@ def canonical(value: int) -> bytes:
 
 
 class TableClient:
-    """Primary client of one switch that writes entries of our program by name."""
+    """Primary client of one switch that writes entries of our program by name, once it has pushed it."""
 
-    def __init__(self, address: str, info: ProgramInfo, device_id: int = 0) -> None:
-        self.info = info
+    info: ProgramInfo
+
+    def __init__(self, address: str, device_id: int = 0) -> None:
         self.device_id = device_id
         self._groups: list[Any] = []
         self.channel = grpc.insecure_channel(address)
@@ -43,12 +45,14 @@ class TableClient:
         while (message := self._out.get()) is not None:
             yield message
 
-    def push(self, json: Path) -> None:
+    def push(self, profile: str) -> None:
+        found = pipeline.find(profile)
+        self.info = ProgramInfo(found.p4info)
         request = p4runtime_pb2.SetForwardingPipelineConfigRequest(device_id=self.device_id)
         request.election_id.low = 1
         request.action = p4runtime_pb2.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
         request.config.p4info.CopyFrom(self.info.p4info)
-        request.config.p4_device_config = json.read_bytes()
+        request.config.p4_device_config = found.json.read_bytes()
         self.stub.SetForwardingPipelineConfig(request, timeout=DEADLINE)
 
     def write(self, kind: int, entity: Any) -> None:

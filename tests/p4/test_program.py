@@ -26,7 +26,9 @@ STRANGER = Worker.at(5, port=3)
 TAG = wire.pack_tag(1, 0, 0xABCD)
 
 
-def admit(switch: SwitchUnderTest, workers: list[Worker], epoch: int = EPOCH, row: int = ROW, group: int = GROUP) -> None:
+def admit(
+    switch: SwitchUnderTest, workers: list[Worker], epoch: int = EPOCH, row: int = ROW, group: int = GROUP
+) -> None:
     """Install what the controller installs for one epoch."""
     for worker in workers:
         switch.insert(
@@ -171,7 +173,9 @@ def test_duplicate_after_completion_gets_the_result_alone(pair: SwitchUnderTest,
     assert pair.counters(ROW) == counts(contributions=2, results=1, repeats=1)
 
 
-def run_round(switch: SwitchUnderTest, number: int, values: tuple[int, int], words: int, **fields: object) -> set[bytes]:
+def run_round(
+    switch: SwitchUnderTest, number: int, values: tuple[int, int], words: int, **fields: object
+) -> set[bytes]:
     """Both workers contribute to one round of slot 0; return the distinct sums that came out."""
     tag = wire.pack_tag(1, number % 2**24, 0)
     got: set[bytes] = set()
@@ -417,7 +421,10 @@ def test_foreign_traffic_is_forwarded_unchanged(pair: SwitchUnderTest) -> None:
         addressed / IP(src=A.ip, dst=B.ip) / TCP(sport=1, dport=2) / Raw(b"ring"),
         addressed / IP(src=A.ip, dst=B.ip) / UDP(sport=1, dport=2) / Raw(b"other port"),
         addressed / IP(src=A.ip, dst=B.ip, flags="MF") / UDP(sport=1, dport=constants.UDP_PORT) / Raw(bytes(40)),
-        addressed / IP(src=A.ip, dst=B.ip, options=b"\x01\x01\x01\x00") / UDP(dport=constants.UDP_PORT) / Raw(bytes(40)),
+        addressed
+        / IP(src=A.ip, dst=B.ip, options=b"\x01\x01\x01\x00")
+        / UDP(dport=constants.UDP_PORT)
+        / Raw(bytes(40)),
         Ether(src=A.mac, dst=B.mac, type=0x88B5) / Raw(bytes(range(60))),
     ]
     for frame in frames:

@@ -27,7 +27,7 @@ class PayloadRows(NamedTuple):
     start: int
     stop: int
     rows: npt.NDArray[np.uint8]
-    index: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     sizes: npt.NDArray[np.int64]
 
 

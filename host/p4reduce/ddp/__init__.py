@@ -1,2 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The torch DistributedDataParallel communication hook. The only place that imports torch."""
+"""The torch DistributedDataParallel communication hook. The only place, with the demo, that imports torch.
+
+ddp.register_comm_hook(P4ReduceState.from_env(), allreduce_hook)
+"""
+
+from __future__ import annotations
+
+try:
+    import torch as _torch
+except ModuleNotFoundError as error:
+    if error.name != "torch":
+        raise
+    raise ModuleNotFoundError("p4reduce.ddp needs torch: pip install 'p4reduce[torch]'", name="torch") from None
+
+from p4reduce.ddp.hook import allreduce_hook, noop_hook
+from p4reduce.ddp.state import P4ReduceState
+
+if not _torch.distributed.is_available():
+    raise ImportError("this build of torch has no torch.distributed, which DistributedDataParallel needs")
+
+__all__ = ["P4ReduceState", "allreduce_hook", "noop_hook"]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""simple_switch_grpc under test: real interfaces, raw sockets at the workers' ends."""
+"""A whole switch under test: real interfaces, raw sockets at the workers' ends."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import time
 
 from helpers.frames import Worker, arp_request
 from helpers.p4rt import TableClient
-from helpers.switches import ProgramInfo
-from p4reduce import pipeline
 from scapy.layers.l2 import ARP, Ether
 
 SENTINEL_IP = "10.255.255.254"
@@ -26,10 +24,9 @@ class WireSwitch:
     caused on a port comes out before that port's sentinel answer: no waiting for silence, no sleeping.
     """
 
-    def __init__(self, grpc_address: str, sockets: dict[int, socket.socket], profile: str) -> None:
-        found = pipeline.find(profile)
-        self.client = TableClient(grpc_address, ProgramInfo(found.p4info))
-        self.client.push(found.json)
+    def __init__(self, client: TableClient, sockets: dict[int, socket.socket], profile: str) -> None:
+        self.client = client
+        self.client.push(profile)
         self.sockets = sockets
         self.insert = self.client.insert
         self.delete = self.client.delete
@@ -63,4 +60,3 @@ class WireSwitch:
 
     def close(self) -> None:
         self.client.delete_groups()
-        self.client.close()

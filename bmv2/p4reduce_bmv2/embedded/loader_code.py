@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The part of the loader that reads what actions and expressions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeVar
+
+from p4reduce_bmv2.embedded.errors import ProgramError
+from p4reduce_bmv2.embedded.program import (
+    CLAIMS,
+    Action,
+    Argument,
+    Bool,
+    Calculation,
+    Const,
+    Counter,
+    Expr,
+    Field,
+    Header,
+    Lookahead,
+    Op,
+    Param,
+    Primitive,
+    Ref,
+    Register,
+    SameHeader,
+    Stack,
+    StackCount,
+    StackLast,
+    Valid,
+)
+
+T = TypeVar("T")
+
+SIGNATURES: dict[str, tuple[str, ...]] = {
+    "assign": ("field", "expr"),
+    "assign_VL": ("varbit", "varbit"),
+    "assign_header": ("header", "header"),
+    "add_header": ("header",),
+    "remove_header": ("header",),
+    "push": ("stack", "const"),
+    "pop": ("stack", "const"),
+    "mark_to_drop": ("header",),
+    "register_read": ("field", "register", "expr"),
+    "register_write": ("register", "expr", "expr"),
+    "count": ("counter", "expr"),
+    "modify_field_with_hash_based_offset": ("field", "expr", "calculation", "expr"),
+    "modify_field_rng_uniform": ("field", "expr", "expr"),
+    "clone_ingress_pkt_to_egress": ("expr", "list"),
+    "clone_egress_pkt_to_egress": ("expr", "list"),
+    "resubmit": ("list",),
+    "recirculate": ("list",),
+    "truncate": ("expr",),
+    "exit": (),
+    "log_msg": ("string", "vector"),
+    "assert": ("expr",),
+    "assume": ("expr",),
+    "no_op": (),
+    "_jump": ("const",),
+    "_jump_if_zero": ("expr", "const"),
+}
+"""What each primitive takes. `list` is the constant number of a field list."""
+
+_UNARY = {"~", "not", "d2b", "b2d"}
+_VALUES = ("field", "hexstr", "bool", "local", "runtime_data", "stack_field", "lookahead", "expression", "header")
+
+
+class CodeReader:
+    """Typed access to JSON, name lookup, expressions, primitives."""
+
+    def __init__(self, root: Mapping[str, Any]) -> None:
+        self.root = root
+        self.unsupported: set[str] = set()
+        self.headers: dict[str, Header] = {}
+        self.stacks: dict[str, Stack] = {}
+        self.registers: dict[str, Register] = {}
+        self.counters: dict[str, Counter] = {}
+        self.calculations: dict[str, Calculation] = {}
+        self.field_lists: dict[int, list[Field]] = {}
+        self.actions: dict[int, Action] = {}
+
+    # --- JSON --------------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def get(raw: Any, key: str, kind: type[T], where: str) -> T:
+        """A member of an object, of the given type."""
+        if not isinstance(raw, Mapping):
+            raise ProgramError(f"{where}: found {type(raw).__name__} where an object belongs")
+        if key not in raw:
+            raise ProgramError(f"{where}: {key!r} is missing")
+        value = raw[key]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise ProgramError(f"{where}: {key!r} is a {type(value).__name__}, not a {kind.__name__}")
+        return value
+
+    def text(self, raw: Any, key: str, where: str) -> str:
+        return self.get(raw, key, str, where)
+
+    def items(self, raw: Any, key: str, where: str) -> list[Mapping[str, Any]]:
+        """A list of objects."""
+        found = self.get(raw, key, list, where)
+        for index, item in enumerate(found):
+            if not isinstance(item, Mapping):
+                raise ProgramError(f"{where}: {key}[{index}] is a {type(item).__name__}, not an object")
+        return found
+
+    @staticmethod
+    def hexstr(text: Any, where: str) -> int:
+        if not isinstance(text, str):
+            raise ProgramError(f"{where}: {text!r} is not a hexadecimal string")
+        try:
+            return int(text, 16)
+        except ValueError:
+            raise ProgramError(f"{where}: {text!r} is not a hexadecimal string") from None
+
+    def padded(self, text: Any, size: int, where: str) -> int:
+        """A hexadecimal string of exactly `size` bytes."""
+        value = self.hexstr(text, where)
+        if value < 0 or value >> 8 * size:
+            raise ProgramError(f"{where}: {text} is not {size} bytes wide")
+        return value
+
+    # --- names -------------------------------------------------------------------------------------------------------
+
+    def header(self, name: Any, where: str) -> Header:
+        if not isinstance(name, str) or name not in self.headers:
+            raise ProgramError(f"{where}: there is no header {name!r}")
+        return self.headers[name]
+
+    def stack(self, name: Any, where: str) -> Stack:
+        if not isinstance(name, str) or name not in self.stacks:
+            raise ProgramError(f"{where}: there is no header stack {name!r}")
+        return self.stacks[name]
+
+    def field(self, pair: Any, where: str) -> Field:
+        if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
+            raise ProgramError(f"{where}: {pair!r} is not [header, field]")
+        header = self.header(pair[0], where)
+        if pair[1] not in header.by_name:
+            raise ProgramError(f"{where}: header {header.name} has no field {pair[1]!r}")
+        return header.by_name[pair[1]]
+
+    def calculation(self, name: str, where: str) -> Calculation:
+        if name not in self.calculations:
+            raise ProgramError(f"{where}: there is no calculation {name!r}")
+        return self.calculations[name]
+
+    @staticmethod
+    def width(value: Expr) -> int:
+        """Width in bits of what a key reads."""
+        if isinstance(value, Ref):
+            return value.field.width
+        if isinstance(value, StackLast):
+            return value.stack.headers[0].fields[value.index].width
+        return 1
+
+    # --- objects -----------------------------------------------------------------------------------------------------
+
+    def read_objects(self) -> None:
+        """Registers, counters, calculations and field lists."""
+        for raw in self.items(self.root, "register_arrays", "program"):
+            name = self.text(raw, "name", "register_arrays")
+            where = f"register {name}"
+            self.registers[name] = Register(
+                name, self.get(raw, "size", int, where), self.get(raw, "bitwidth", int, where)
+            )
+        for raw in self.items(self.root, "counter_arrays", "program"):
+            name = self.text(raw, "name", "counter_arrays")
+            direct = bool(raw.get("is_direct"))
+            size = 0 if direct else self.get(raw, "size", int, f"counter {name}")
+            self.counters[name] = Counter(name, size, direct)
+        for raw in self.items(self.root, "calculations", "program"):
+            self._read_calculation(raw)
+        for raw in self.root.get("field_lists") or []:
+            number = self.get(raw, "id", int, "field_lists")
+            fields = []
+            for element in self.items(raw, "elements", f"field list {number}"):
+                if element.get("type") == "field":
+                    fields.append(self.field(element.get("value"), f"field list {number}"))
+            self.field_lists[number] = fields
+
+    def _read_calculation(self, raw: Mapping[str, Any]) -> None:
+        name = self.text(raw, "name", "calculations")
+        where = f"calculation {name}"
+        algorithm = self.text(raw, "algo", where)
+        if algorithm not in CLAIMS["hash"]:
+            self.unsupported.add(f"hash {algorithm} in {where}")
+        calculation = Calculation(name, algorithm, [], False)
+        for part in self.items(raw, "input", where):
+            kind = self.text(part, "type", where)
+            if kind == "field":
+                calculation.parts.append(self.field(part.get("value"), where))
+            elif kind == "header":
+                calculation.parts.append(self.header(part.get("value"), where))
+            elif kind == "hexstr":
+                bits = self.get(part, "bitwidth", int, where)
+                calculation.parts.append((self.hexstr(part.get("value"), where) & (1 << bits) - 1, bits))
+            elif kind == "payload":
+                calculation.payload = True
+            else:
+                self.unsupported.add(f"calculation input {kind} in {where}")
+        self.calculations[name] = calculation
+
+    # --- expressions -------------------------------------------------------------------------------------------------
+
+    def constant(self, raw: Any, where: str) -> Const:
+        """A constant, as a number or as a value object."""
+        if isinstance(raw, int) and not isinstance(raw, bool):
+            return Const(raw)
+        value = self.value(raw, where)
+        if not isinstance(value, Const):
+            raise ProgramError(f"{where}: a constant belongs here")
+        return value
+
+    def value(self, raw: Any, where: str) -> Expr:
+        """A value object of any kind that yields data."""
+        kind = self.text(raw, "type", where)
+        value = raw.get("value")
+        if kind == "field":
+            if isinstance(value, list) and len(value) == 2 and value[1] == "$valid$":
+                return Valid(self.header(value[0], where))
+            return Ref(self.field(value, where))
+        if kind == "hexstr":
+            return Const(self.hexstr(value, where))
+        if kind == "bool":
+            return Bool(self.get(raw, "value", bool, where))
+        if kind in ("local", "runtime_data"):
+            return Param(self.get(raw, "value", int, where))
+        if kind == "stack_field":
+            return self._stack_field(value, where)
+        if kind == "lookahead":
+            if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, int) for v in value):
+                raise ProgramError(f"{where}: a lookahead is not [offset, width]")
+            return Lookahead(value[0], value[1])
+        if kind == "expression":
+            return self.expression(value, where)
+        self.unsupported.add(f"value {kind} in {where}")
+        return Const(0)
+
+    def _stack_field(self, value: Any, where: str) -> Expr:
+        if not isinstance(value, list) or len(value) != 2:
+            raise ProgramError(f"{where}: a stack_field is not [stack, field]")
+        stack = self.stack(value[0], where)
+        field = stack.headers[0].by_name.get(value[1])
+        if field is None:
+            raise ProgramError(f"{where}: header stack {stack.name} has no field {value[1]!r}")
+        return StackLast(stack, field.index)
+
+    def expression(self, raw: Any, where: str) -> Expr:
+        """An expression, wrapped in a value object or bare."""
+        if isinstance(raw, Mapping) and "op" in raw:
+            return self._operation(raw, where)
+        if isinstance(raw, Mapping) and raw.get("type") == "expression":
+            return self.expression(raw.get("value"), where)
+        return self.value(raw, where)
+
+    def _operation(self, raw: Mapping[str, Any], where: str) -> Expr:
+        op = self.text(raw, "op", where)
+        left, right = raw.get("left"), raw.get("right")
+        if op not in CLAIMS["operator"]:
+            self.unsupported.add(f"operator {op} in {where}")
+            return Const(0)
+        if op == "valid":
+            return Valid(self._header_value(right, where))
+        if op in ("last_stack_index", "size_stack"):
+            operand = right if right is not None else left
+            stack = self.stack(self.get(operand, "value", str, where), where)
+            return StackCount(stack, 1 if op == "last_stack_index" else 0)
+        if op == "access_field":
+            header = self._header_value(left, where)
+            if not isinstance(right, int) or not 0 <= right < len(header.fields):
+                raise ProgramError(f"{where}: header {header.name} has no field number {right!r}")
+            return Ref(header.fields[right])
+        if op in ("==", "!=") and self._is_header(left) and self._is_header(right):
+            return SameHeader(self._header_value(left, where), self._header_value(right, where), op == "!=")
+        if op == "?":
+            return Op("?", tuple(self.expression(raw.get(k), where) for k in ("cond", "left", "right")))
+        if op in _UNARY:
+            return Op(op, (self.expression(right, where),))
+        if op in ("+", "-") and left is None:
+            return Op(op, (Const(0), self.expression(right, where)))
+        if left is None or right is None:
+            raise ProgramError(f"{where}: operator {op} lacks an operand")
+        return Op(op, (self.expression(left, where), self.expression(right, where)))
+
+    def _is_header(self, raw: Any) -> bool:
+        if not isinstance(raw, Mapping):
+            return False
+        inner = raw.get("value") if raw.get("type") == "expression" else raw
+        if isinstance(inner, Mapping) and inner.get("op") == "dereference_header_stack":
+            return True
+        return isinstance(inner, Mapping) and inner.get("type") == "header"
+
+    def _header_value(self, raw: Any, where: str) -> Header:
+        """A header by name, or one of a stack by a constant index."""
+        if isinstance(raw, Mapping) and raw.get("type") == "expression":
+            return self._header_value(raw.get("value"), where)
+        if isinstance(raw, Mapping) and raw.get("op") == "dereference_header_stack":
+            stack = self.stack(self.get(raw.get("left"), "value", str, where), where)
+            index = self.expression(raw.get("right"), where)
+            if not isinstance(index, Const):
+                self.unsupported.add(f"run-time index into header stack {stack.name} in {where}")
+                return stack.headers[0]
+            if not 0 <= index.value < len(stack.headers):
+                raise ProgramError(f"{where}: header stack {stack.name} has no element {index.value}")
+            return stack.headers[index.value]
+        if self.get(raw, "type", str, where) != "header":
+            self.unsupported.add(f"value {raw['type']} in {where}")
+            return next(iter(self.headers.values()))
+        return self.header(raw.get("value"), where)
+
+    # --- primitives --------------------------------------------------------------------------------------------------
+
+    def primitive(self, raw: Any, params: Sequence[tuple[str, int]], where: str) -> Primitive | None:
+        """One primitive call; None when it was noted as unsupported."""
+        op = self.text(raw, "op", where)
+        if op not in SIGNATURES:
+            self.unsupported.add(f"primitive {op} in {where}")
+            return None
+        args = self.get(raw, "parameters", list, where)
+        kinds = SIGNATURES[op]
+        if len(args) != len(kinds):
+            raise ProgramError(f"{where}: {op} has {len(args)} parameters instead of {len(kinds)}")
+        here = f"{op} in {where}"
+        made = tuple(self._argument(kind, arg, here) for kind, arg in zip(kinds, args, strict=True))
+        for index in param_indices(made):
+            if not 0 <= index < len(params):
+                raise ProgramError(f"{here}: there is no action parameter {index}")
+        return Primitive(op, made)
+
+    def _argument(self, kind: str, raw: Any, where: str) -> Argument:
+        if kind == "field":
+            target = self.value(raw, where)
+            if isinstance(target, Ref) and not target.field.varbit:
+                return target.field
+            if not self.unsupported:
+                self.unsupported.add(f"target {self.text(raw, 'type', where)} of {where}")
+            return next(iter(self.headers.values())).fields[0]
+        if kind == "varbit":
+            field = self.field(raw.get("value"), where) if isinstance(raw, Mapping) else None
+            if field is None or not field.varbit:
+                raise ProgramError(f"{where}: a varbit field belongs here")
+            return field
+        if kind == "expr":
+            return self.value(raw, where) if raw.get("type") != "header" else Valid(self.header(raw["value"], where))
+        if kind in ("const", "list"):
+            return self._constant_argument(kind, raw, where)
+        return self._named_argument(kind, raw, where)
+
+    def _constant_argument(self, kind: str, raw: Any, where: str) -> Argument:
+        value = self.value(raw, where)
+        if not isinstance(value, Const):
+            self.unsupported.add(f"run-time operand of {where}")
+            return Const(0)
+        if kind == "list" and value.value not in self.field_lists:
+            raise ProgramError(f"{where}: there is no field list {value.value}")
+        return value
+
+    def _named_argument(self, kind: str, raw: Any, where: str) -> Argument:
+        given = self.text(raw, "type", where)
+        if kind == "header":
+            return self._header_value(raw, where)
+        if kind == "vector" and given == "parameters_vector":
+            return tuple(self.value(v, where) for v in self.get(raw, "value", list, where))
+        name = self.text(raw, "value", where)
+        if kind == "string" and given == "string":
+            return name
+        if kind == "stack" and given == "header_stack":
+            return self.stack(name, where)
+        if kind == "calculation" and given == "calculation":
+            return self.calculation(name, where)
+        if kind == "register" and given == "register_array" and name in self.registers:
+            return self.registers[name]
+        if kind == "counter" and given == "counter_array" and name in self.counters:
+            return self.counters[name]
+        raise ProgramError(f"{where}: there is no {kind} {name!r}")
+
+
+def param_indices(args: Sequence[Argument]) -> list[int]:
+    """Numbers of the action parameters that arguments use."""
+    found: list[int] = []
+    for arg in args:
+        if isinstance(arg, Param):
+            found.append(arg.index)
+        elif isinstance(arg, Op):
+            found += param_indices(arg.args)
+        elif isinstance(arg, tuple):
+            found += param_indices(arg)
+    return found

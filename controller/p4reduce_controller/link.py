@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The controller's line to its switch: one thread that does the work in order, and connects again when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from p4reduce.errors import P4ReduceError, SwitchError
+from p4reduce_controller.entries import Group, TableEntry, Update
+
+_LOG = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+class Switch(Protocol):
+    """A session with a switch that runs our program; `p4rt.SwitchClient` is the real one. SwitchError throughout."""
+
+    @property
+    def lost(self) -> str | None:
+        """Why the session is over; None while it lasts."""
+        ...
+
+    def write(self, updates: Sequence[Update], *, missing_ok: bool = False) -> None:
+        """Apply updates in order."""
+        ...
+
+    def read_tables(self, tables: Iterable[str]) -> list[TableEntry]:
+        """All entries of these tables."""
+        ...
+
+    def read_groups(self) -> list[Group]:
+        """All multicast groups."""
+        ...
+
+    def read_counters(self, counter: str, indices: Sequence[int]) -> list[int]:
+        """Packets counted in these cells."""
+        ...
+
+    def probe(self) -> None:
+        """Ask for a sign of life."""
+        ...
+
+    def close(self) -> None:
+        """End the session."""
+        ...
+
+
+Connector = Callable[[Callable[[str], None]], Switch]
+"""Opens a session. The argument is to be called when the session is lost, from any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Work(Generic[T]):
+    run: Callable[[Switch], T]
+    done: Callable[[T | None, str | None], None]
+
+
+class SwitchLink:
+    """Keeps a session with the switch and does work on it, one thing after the other."""
+
+    def __init__(
+        self,
+        connect: Connector,
+        on_up: Callable[[Switch], None],
+        on_down: Callable[[str], None],
+        *,
+        probe_seconds: float = 5.0,
+        first_pause: float = 0.2,
+        longest_pause: float = 5.0,
+    ) -> None:
+        """`on_up` is called with every new session before any other work and may raise SwitchError; `on_down` when a
+        session is lost. An idle session is probed every `probe_seconds`; pauses between attempts grow up to
+        `longest_pause`.
+        """
+        self._connect = connect
+        self._on_up = on_up
+        self._on_down = on_down
+        self._probe_seconds = probe_seconds
+        self._first_pause = first_pause
+        self._longest_pause = longest_pause
+        self._pause = first_pause
+        self._next_attempt = 0.0
+        self._queue: queue.SimpleQueue[_Work[object] | str | None] = queue.SimpleQueue()
+        self._switch: Switch | None = None
+        self._why = "not connected yet"
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="p4reduce-switch-link", daemon=True)
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session right now."""
+        switch = self._switch
+        return switch is not None and switch.lost is None
+
+    def start(self) -> None:
+        """Connect for the first time. SwitchError when that fails: nothing is running then."""
+        self._open()
+        self._thread.start()
+
+    def stop(self, timeout: float = 10.0) -> None:
+        """End the thread and the session. Work not yet begun fails. Safe to call twice, and without `start`."""
+        self._stopping = True
+        self._queue.put(None)
+        if self._thread.is_alive():
+            self._thread.join(timeout)
+        switch, self._switch = self._switch, None
+        if switch is not None:
+            switch.close()
+
+    def submit(self, run: Callable[[Switch], T], done: Callable[[T | None, str | None], None]) -> None:
+        """Do `run` in its turn, then call `done` with its result or with what went wrong. Returns at once."""
+        work: _Work[T] = _Work(run, done)
+        self._queue.put(work)  # type: ignore[arg-type]
+
+    def ask(self, run: Callable[[Switch], T], timeout: float) -> T:
+        """Do `run` in its turn and wait for its result, at most `timeout` seconds. SwitchError."""
+        answer: queue.SimpleQueue[tuple[T | None, str | None]] = queue.SimpleQueue()
+        self.submit(run, lambda result, error: answer.put((result, error)))
+        try:
+            result, error = answer.get(timeout=timeout)
+        except queue.Empty:
+            raise SwitchError(f"the switch did not answer within {timeout:g} s") from None
+        if error is not None:
+            raise SwitchError(error)
+        return result  # type: ignore[return-value]
+
+    def _run(self) -> None:
+        while not self._stopping:
+            item = self._next()
+            self._notice_loss()
+            if isinstance(item, _Work):
+                self._do(item)
+            elif not self._stopping:
+                if self._switch is None:
+                    self._try_again()
+                elif item is None:
+                    self._do(_Work(lambda switch: switch.probe(), self._probed))
+        while not self._queue.empty():
+            item = self._queue.get()
+            if isinstance(item, _Work):
+                _finish(item, None, "the controller is stopping")
+
+    def _next(self) -> _Work[object] | str | None:
+        if self._switch is None:
+            wait = max(self._next_attempt - time.monotonic(), 0.0)
+        else:
+            wait = self._probe_seconds
+        try:
+            return self._queue.get(timeout=wait)
+        except queue.Empty:
+            return None
+
+    def _do(self, work: _Work[T]) -> None:
+        switch = self._switch
+        if switch is None:
+            _finish(work, None, f"no session with the switch: {self._why}")
+            return
+        try:
+            result = work.run(switch)
+        except SwitchError as error:
+            # Tell of the loss first, so that nobody takes the failure for the switch's opinion.
+            self._notice_loss()
+            _finish(work, None, str(error))
+        except Exception as error:
+            # A defect must not end the thread: everybody waiting for the switch would wait for ever.
+            _LOG.exception("unexpected error in work for the switch")
+            _finish(work, None, f"{type(error).__name__}: {error}")
+        else:
+            _finish(work, result, None)
+
+    def _probed(self, _: object, error: str | None) -> None:
+        if error is not None and self._switch is not None:
+            self._down(error)
+
+    def _notice_loss(self) -> None:
+        if self._switch is not None and self._switch.lost is not None:
+            self._down(self._switch.lost)
+
+    def _down(self, why: str) -> None:
+        switch, self._switch = self._switch, None
+        self._why = why
+        self._pause = self._first_pause
+        self._next_attempt = time.monotonic()
+        if switch is not None:
+            switch.close()
+        _LOG.warning("session with the switch lost: %s; running jobs go on, connecting again", why)
+        self._on_down(why)
+
+    def _open(self) -> None:
+        switch = self._connect(self._queue.put)
+        try:
+            self._on_up(switch)
+        except BaseException:
+            switch.close()
+            raise
+        self._switch = switch
+        self._pause = self._first_pause
+
+    def _try_again(self) -> None:
+        if time.monotonic() < self._next_attempt:
+            return
+        try:
+            self._open()
+        except P4ReduceError as error:
+            self._why = str(error)
+            _LOG.info("no session with the switch yet, next attempt in %g s: %s", self._pause, error)
+            self._next_attempt = time.monotonic() + self._pause
+            self._pause = min(2 * self._pause, self._longest_pause)
+        else:
+            _LOG.warning("session with the switch is back")
+
+
+def _finish(work: _Work[T], result: T | None, error: str | None) -> None:
+    try:
+        work.done(result, error)
+    except Exception:
+        # As above: a defect, and the thread must go on.
+        _LOG.exception("unexpected error in what follows work for the switch")

@@ -1,0 +1,496 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The switch over P4Runtime. The only module that imports p4runtime-shell.
+
+The shell is written for a person at a prompt. What it would do to a long-running service is undone here:
+
+- it calls sys.exit when the handshake fails, and only prints that it is not primary: both are SwitchError here;
+- its stream thread is no daemon, so a process could not end, and it notices neither a stream that the switch closes
+  nor one that loses its primacy: the thread here is a daemon and says so;
+- none of its calls has a deadline: an interceptor gives every call one;
+- the iterator over a failed batch never gets past an update that went well: the status is taken apart here;
+- its way to push a pipeline sets no cookie, which is what tells whether a push is needed at all.
+
+Its module-global shell (one switch a process, IPython) is not used; several `SwitchClient`s can live side by side.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import grpc
+from google.protobuf import text_format
+from google.rpc import code_pb2, status_pb2
+from p4.config.v1 import p4info_pb2
+from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
+from p4runtime_sh.bytes_utils import to_canonical_bytes  # noqa: TID251
+from p4runtime_sh.context import Context  # noqa: TID251
+from p4runtime_sh.p4runtime import P4RuntimeClient, P4RuntimeException  # noqa: TID251
+
+from p4reduce.errors import SwitchError
+from p4reduce.pipeline import Pipeline
+from p4reduce_controller.entries import CounterCell, Fields, Group, TableEntry, Update, Verb, deletes
+
+_LOG = logging.getLogger(__name__)
+
+BATCH = 32
+"""Updates in one Write. Its status has a message for each, and gRPC drops a status of more than 8 KiB (some 60
+messages of BMv2). A write of many is not atomic in P4Runtime anyway, so nothing is lost by cutting it."""
+RETRY_SECONDS = 0.1
+"""Between attempts with an election id that is taken."""
+PUSH_SECONDS = 30.0
+"""A switch may take its time to load a pipeline."""
+_CHANNEL_OPTIONS = (
+    # A proxy for the internet has no business between a controller and its switch.
+    ("grpc.enable_http_proxy", 0),
+    # A new session makes a connection of its own, whatever became of the last one.
+    ("grpc.use_local_subchannel_pool", 1),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_metadata_size", 1 << 16),
+    ("grpc.absolute_max_metadata_size", 1 << 17),
+)
+_VERBS = {
+    Verb.INSERT: p4runtime_pb2.Update.INSERT,
+    Verb.MODIFY: p4runtime_pb2.Update.MODIFY,
+    Verb.DELETE: p4runtime_pb2.Update.DELETE,
+}
+
+
+class _ElectionIdTaken(SwitchError):
+    """Another session uses our election id: another controller, or our own last session on its way out."""
+
+
+class _CallDetails(
+    collections.namedtuple("_CallDetails", "method timeout metadata credentials wait_for_ready compression"),
+    grpc.ClientCallDetails,  # type: ignore[misc]
+):
+    """What gRPC wants back from an interceptor."""
+
+
+class _Deadline(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):  # type: ignore[misc]
+    """Gives every call a deadline that has none of its own. The stream of the session is not touched."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def _with_deadline(self, details: Any) -> Any:
+        timeout = self._seconds if details.timeout is None else details.timeout
+        return _CallDetails(
+            details.method,
+            timeout,
+            details.metadata,
+            details.credentials,
+            details.wait_for_ready,
+            details.compression,
+        )
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_deadline(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_deadline(client_call_details), request)
+
+
+class _Session(P4RuntimeClient):  # type: ignore[misc]
+    """The shell's client with a stream that can be trusted. SwitchError when it does not become primary in time."""
+
+    channel: Any
+    stub: Any
+
+    def __init__(
+        self, address: str, device_id: int, election_id: int, deadline: float, on_lost: Callable[[str], None]
+    ) -> None:
+        self.address = address
+        self._deadline = deadline
+        self._on_lost = on_lost
+        self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._established = False
+        self._id_taken = False
+        self._lock = threading.Lock()
+        self.lost: str | None = None
+        try:
+            super().__init__(device_id, address, (election_id >> 64, election_id & (1 << 64) - 1))
+        except SystemExit:
+            raise SwitchError(f"switch {address}: no gRPC channel can be made to this address") from None
+
+    def set_up_stream(self) -> None:
+        """Called by the shell's constructor, and the reason for this class: see the module's docstring."""
+        end = time.monotonic() + self._deadline
+        self.channel.close()
+        self.channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        self.stub = p4runtime_pb2_grpc.P4RuntimeStub(grpc.intercept_channel(self.channel, _Deadline(self._deadline)))
+        self._reach()
+        self.stream_out_q: queue.Queue[Any] = queue.Queue()
+        self.stream = self.stub.StreamChannel(iter(self.stream_out_q.get, None))
+        self.stream_recv_thread = threading.Thread(target=self._receive, name="p4runtime-stream", daemon=True)
+        self.stream_recv_thread.start()
+        try:
+            self._arbitrate(max(end - time.monotonic(), 0.1))
+        except SwitchError:
+            self.tear_down()
+            raise
+
+    def _reach(self) -> None:
+        """Wait for the switch to answer anything. (gRPC's own channel_ready_future costs 0.2 s at every close.)"""
+        try:
+            self.stub.Capabilities(p4runtime_pb2.CapabilitiesRequest(), wait_for_ready=True)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.UNIMPLEMENTED:
+                return
+            self.channel.close()
+            why = "" if error.code() == grpc.StatusCode.DEADLINE_EXCEEDED else f" ({self._explain(error)})"
+            raise SwitchError(
+                f"switch {self.address}: not reachable within {self._deadline:g} s{why}: "
+                f"start it, or correct its address"
+            ) from None
+
+    def _arbitrate(self, seconds: float) -> None:
+        request = p4runtime_pb2.StreamMessageRequest()
+        request.arbitration.device_id = self.device_id
+        high, low = self.election_id
+        request.arbitration.election_id.high, request.arbitration.election_id.low = high, low
+        self.stream_out_q.put(request)
+        try:
+            answer = self._answers.get(timeout=seconds)
+        except queue.Empty:
+            raise SwitchError(
+                f"switch {self.address}: connected, but no P4Runtime session within {self._deadline:g} s: "
+                f"is this the address of a P4Runtime server?"
+            ) from None
+        if isinstance(answer, str):
+            kind = _ElectionIdTaken if self._id_taken else SwitchError
+            raise kind(f"switch {self.address}: no P4Runtime session: {answer}")
+        if answer.status.code != code_pb2.OK:
+            raise SwitchError(
+                f"switch {self.address}: another controller is primary (our election id is {high << 64 | low}): "
+                f"stop it, or take over with a higher --election-id"
+            )
+        with self._lock:
+            self._established = self.lost is None
+        if not self._established:
+            raise SwitchError(f"switch {self.address}: the session was lost at once: {self.lost}")
+
+    def _receive(self) -> None:
+        why = "the switch ended the session"
+        try:
+            for message in self.stream:
+                # Packets and digests must be drained (a full stream stops all ports of BMv2); nobody here wants them.
+                if message.WhichOneof("update") == "arbitration":
+                    if not self._established:
+                        self._answers.put(message.arbitration)
+                    elif message.arbitration.status.code != code_pb2.OK:
+                        self._lose("another controller has become primary")
+        except grpc.RpcError as error:
+            why = self._explain(error)
+        self._lose(why)
+
+    def _explain(self, error: grpc.RpcError) -> str:
+        text = f"{error.code().name}: {error.details()}"
+        if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
+            self._id_taken = True
+            text += " (another controller is connected: stop it, or take over with a higher --election-id)"
+        if error.code() == grpc.StatusCode.NOT_FOUND:
+            text += f" (is device_id {self.device_id} right?)"
+        return text
+
+    def _lose(self, why: str) -> None:
+        with self._lock:
+            if self.lost is not None:
+                return
+            self.lost = why
+            established = self._established
+        self._answers.put(why)
+        if established:
+            self._on_lost(why)
+
+    def tear_down(self) -> None:
+        """End the session. Never waits for the switch."""
+        with self._lock:
+            self._established = False
+            self.lost = self.lost or "closed"
+        self.stream_out_q.put(None)
+        self.stream.cancel()
+        if threading.current_thread() is not self.stream_recv_thread:
+            self.stream_recv_thread.join(timeout=1.0)
+        self.channel.close()
+
+
+class SwitchClient:
+    """A switch with the p4reduce program in place, and we are its primary controller.
+
+    SwitchError from every method. Calls may come from any thread; each has a deadline.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        pipeline: Pipeline,
+        *,
+        device_id: int = 0,
+        election_id: int = 1,
+        deadline: float = 5.0,
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        """Connect, become primary, push the pipeline unless it is there already.
+
+        `deadline` in seconds is for connecting and for every later call. `on_lost` is called once, from a thread of
+        its own, when the session ends or another controller takes over; not after `close`.
+        """
+        self.address = address
+        try:
+            p4info_text = pipeline.p4info.read_text(encoding="utf-8")
+            self._program = pipeline.json.read_bytes()
+        except OSError as error:
+            raise SwitchError(f"cannot read the compiled P4 program: {error}") from None
+        self._p4info = text_format.Parse(p4info_text, p4info_pb2.P4Info())
+        digest = hashlib.sha256(p4info_text.encode() + self._program).digest()
+        self._cookie = int.from_bytes(digest[:8], "big") | 1
+        self._context = Context()
+        self._context.set_p4info(self._p4info)
+        self._session = _open_session(address, device_id, election_id, deadline, on_lost or _ignore)
+        try:
+            self.pushed = self._ensure_pipeline()
+        except BaseException:
+            self._session.tear_down()
+            raise
+
+    @property
+    def lost(self) -> str | None:
+        """Why the session is over; None while it lasts."""
+        return self._session.lost
+
+    def close(self) -> None:
+        """End the session; what stands in the switch stays."""
+        self._session.tear_down()
+
+    def probe(self) -> None:
+        """Ask the switch for a sign of life."""
+        try:
+            self._session.api_version()
+        except P4RuntimeException as error:
+            if error.grpc_error.code() != grpc.StatusCode.UNIMPLEMENTED:
+                raise self._failure("no sign of life", error.grpc_error) from None
+
+    # ---- writing --------------------------------------------------------------------------------------------------
+
+    def write(self, updates: Sequence[Update], *, missing_ok: bool = False) -> None:
+        """Apply updates in order; all are tried. With `missing_ok`, deleting what is not there is no error."""
+        problems: list[str] = []
+        for first in range(0, len(updates), BATCH):
+            batch = updates[first : first + BATCH]
+            request = self._request(p4runtime_pb2.WriteRequest())
+            for update in batch:
+                message = request.updates.add(type=_VERBS[update.verb])
+                self._encode(update, message.entity)
+            try:
+                self._session.stub.Write(request)
+            except grpc.RpcError as error:
+                for index, code, text in write_errors(error):
+                    if not 0 <= index < len(batch):
+                        raise self._failure("write", error) from None
+                    gone = missing_ok and batch[index].verb is Verb.DELETE and code == code_pb2.NOT_FOUND
+                    if not gone:
+                        problems.append(f"{batch[index]}: {code_pb2.Code.Name(code)} {text}".rstrip())
+        if problems:
+            more = f" (and {len(problems) - 3} more)" if len(problems) > 3 else ""
+            raise SwitchError(f"switch {self.address} refused {'; '.join(problems[:3])}{more}")
+
+    def _request(self, request: Any) -> Any:
+        request.device_id = self._session.device_id
+        request.election_id.high, request.election_id.low = self._session.election_id
+        return request
+
+    def _encode(self, update: Update, message: Any) -> None:
+        entity = update.entity
+        if isinstance(entity, TableEntry):
+            self._encode_table(entity, message.table_entry, with_action=update.verb is not Verb.DELETE)
+        elif isinstance(entity, Group):
+            self._encode_group(entity, message, with_replicas=update.verb is not Verb.DELETE)
+        else:
+            self._encode_counter(entity, message.counter_entry)
+
+    def _encode_table(self, entry: TableEntry, message: Any, *, with_action: bool) -> None:
+        table = self._known(self._context.get_table(entry.table), f"table {entry.table}")
+        message.table_id = table.preamble.id
+        for name, value in entry.key:
+            field = self._known(self._context.get_mf(entry.table, name), f"key {name} of table {entry.table}")
+            match = message.match.add(field_id=field.id)
+            match.exact.value = _bytes(value, field.bitwidth, f"{entry}: {name}")
+        if not with_action:
+            return
+        action = self._known(self._context.get_action(entry.action), f"action {entry.action}")
+        message.action.action.action_id = action.preamble.id
+        for name, value in entry.params:
+            param = self._known(self._context.get_param(entry.action, name), f"parameter {name} of {entry.action}")
+            encoded = _bytes(value, param.bitwidth, f"{entry}: {name}")
+            message.action.action.params.add(param_id=param.id, value=encoded)
+
+    def _encode_group(self, group: Group, message: Any, *, with_replicas: bool) -> None:
+        entry = message.packet_replication_engine_entry.multicast_group_entry
+        entry.multicast_group_id = group.number
+        if with_replicas:
+            for port, instance in sorted(group.replicas):
+                # Not the newer bytes field `port`: P4Runtime 1.3 servers do not know it.
+                entry.replicas.add(egress_port=port, instance=instance)
+
+    def _encode_counter(self, cell: CounterCell, message: Any) -> None:
+        counter = self._known(self._context.get_counter(cell.counter), f"counter {cell.counter}")
+        message.counter_id = counter.preamble.id
+        message.index.index = cell.index
+        message.data.packet_count = cell.packets
+
+    def _known(self, found: Any, what: str) -> Any:
+        if found is None:
+            raise SwitchError(f"the P4 program has no {what}: controller and compiled program do not belong together")
+        return found
+
+    # ---- reading --------------------------------------------------------------------------------------------------
+
+    def read_tables(self, tables: Iterable[str]) -> list[TableEntry]:
+        """All entries of these tables."""
+        wanted = []
+        for name in tables:
+            entity = p4runtime_pb2.Entity()
+            entity.table_entry.table_id = self._known(self._context.get_table(name), f"table {name}").preamble.id
+            wanted.append(entity)
+        return [self._decode_table(entity.table_entry) for entity in self._read(wanted)]
+
+    def read_groups(self) -> list[Group]:
+        """All multicast groups."""
+        entity = p4runtime_pb2.Entity()
+        entity.packet_replication_engine_entry.multicast_group_entry.multicast_group_id = 0
+        groups = []
+        for found in self._read([entity]):
+            entry = found.packet_replication_engine_entry.multicast_group_entry
+            replicas = frozenset((_port(replica), replica.instance) for replica in entry.replicas)
+            groups.append(Group(entry.multicast_group_id, replicas))
+        return groups
+
+    def read_counters(self, counter: str, indices: Sequence[int]) -> list[int]:
+        """Packets counted in these cells of a counter array, in the order of `indices`."""
+        wanted = []
+        for index in indices:
+            entity = p4runtime_pb2.Entity()
+            self._encode_counter(CounterCell(counter, index), entity.counter_entry)
+            wanted.append(entity)
+        found = {
+            entity.counter_entry.index.index: entity.counter_entry.data.packet_count for entity in self._read(wanted)
+        }
+        return [found.get(index, 0) for index in indices]
+
+    def _read(self, entities: Sequence[Any]) -> Iterator[Any]:
+        request = p4runtime_pb2.ReadRequest(device_id=self._session.device_id)
+        request.entities.extend(entities)
+        try:
+            for response in self._session.stub.Read(request):
+                yield from response.entities
+        except grpc.RpcError as error:
+            raise self._failure("read", error) from None
+
+    def _decode_table(self, entry: Any) -> TableEntry:
+        table = self._context.get_obj_by_id(entry.table_id)
+        values = {match.field_id: int.from_bytes(match.exact.value, "big") for match in entry.match}
+        key: Fields = tuple((field.name, values.get(field.id, 0)) for field in table.match_fields)
+        action = self._context.get_obj_by_id(entry.action.action.action_id)
+        given = {param.param_id: int.from_bytes(param.value, "big") for param in entry.action.action.params}
+        params: Fields = tuple((param.name, given.get(param.id, 0)) for param in action.params)
+        return TableEntry(table.preamble.alias, key, action.preamble.alias, params)
+
+    # ---- the pipeline ---------------------------------------------------------------------------------------------
+
+    def _ensure_pipeline(self) -> bool:
+        present = self._present_cookie()
+        if present == self._cookie:
+            return False
+        if present is not None:
+            # A push makes PI forget the groups, but they stay in BMv2: the next group of the same number would
+            # replicate everything twice (p4lang/behavioral-model issue 891).
+            self.write(deletes(self.read_groups()), missing_ok=True)
+        request = self._request(p4runtime_pb2.SetForwardingPipelineConfigRequest())
+        request.action = p4runtime_pb2.SetForwardingPipelineConfigRequest.VERIFY_AND_COMMIT
+        request.config.p4info.CopyFrom(self._p4info)
+        request.config.p4_device_config = self._program
+        request.config.cookie.cookie = self._cookie
+        try:
+            self._session.stub.SetForwardingPipelineConfig(request, timeout=PUSH_SECONDS)
+        except grpc.RpcError as error:
+            what = f"push the pipeline to device {self._session.device_id}"
+            raise self._failure(what, error) from None
+        _LOG.info("switch %s: pipeline pushed (cookie %#x)", self.address, self._cookie)
+        return True
+
+    def _present_cookie(self) -> int | None:
+        """The cookie of the pipeline that the switch runs, 0 if it has one without cookie, None if it runs none."""
+        request = p4runtime_pb2.GetForwardingPipelineConfigRequest(device_id=self._session.device_id)
+        request.response_type = p4runtime_pb2.GetForwardingPipelineConfigRequest.COOKIE_ONLY
+        try:
+            response = self._session.stub.GetForwardingPipelineConfig(request)
+        except grpc.RpcError as error:
+            if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
+                return None
+            raise self._failure("ask for the pipeline", error) from None
+        cookie: int = response.config.cookie.cookie
+        return cookie
+
+    def _failure(self, what: str, error: grpc.RpcError) -> SwitchError:
+        return SwitchError(f"switch {self.address}: {what}: {error.code().name}: {error.details()}")
+
+
+def _open_session(
+    address: str, device_id: int, election_id: int, deadline: float, on_lost: Callable[[str], None]
+) -> _Session:
+    end = time.monotonic() + deadline - RETRY_SECONDS
+    while time.monotonic() < end:
+        # A controller that was just restarted may be faster than the switch's notice of its last session's end.
+        with contextlib.suppress(_ElectionIdTaken):
+            return _Session(address, device_id, election_id, deadline, on_lost)
+        time.sleep(RETRY_SECONDS)
+    return _Session(address, device_id, election_id, deadline, on_lost)
+
+
+def _ignore(_: str) -> None:
+    pass
+
+
+def write_errors(error: grpc.RpcError) -> list[tuple[int, int, str]]:
+    """Updates of a failed Write that failed: (position, google.rpc code, message).
+
+    Position -1 when the switch did not say which (P4Runtime specification 1.3, section 12.3: a batch's status has
+    one p4.v1.Error for every update, OK ones included).
+    """
+    details = []
+    if error.code() == grpc.StatusCode.UNKNOWN:
+        for key, value in error.trailing_metadata() or ():
+            if key == "grpc-status-details-bin":
+                status = status_pb2.Status()
+                status.ParseFromString(value)
+                details = list(status.details)
+    failed = []
+    for index, detail in enumerate(details):
+        one = p4runtime_pb2.Error()
+        if detail.Unpack(one) and one.canonical_code != code_pb2.OK:
+            failed.append((index, one.canonical_code, one.message))
+    return failed or [(-1, code_pb2.UNKNOWN, error.details() or "")]
+
+
+def _bytes(value: int, bitwidth: int, what: str) -> bytes:
+    if value >> bitwidth:
+        raise SwitchError(f"{what} {value} does not fit in {bitwidth} bits")
+    encoded: bytes = to_canonical_bytes(value.to_bytes((bitwidth + 7) // 8, "big"))
+    return encoded
+
+
+def _port(replica: Any) -> int:
+    if replica.WhichOneof("port_kind") == "port":
+        return int.from_bytes(replica.port, "big")
+    port: int = replica.egress_port
+    return port

@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a caller holds: one worker of a job, with numpy arrays in and out."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import asdict, dataclass, field
+from types import TracebackType
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from p4reduce.config import Settings
+from p4reduce.controller_client import ControllerClient
+from p4reduce.core.bucket import Barrier, Bucket, Reduction
+from p4reduce.core.config import CoreConfig
+from p4reduce.core.worker import WorkerCore
+from p4reduce.driver import Driver, Pending
+from p4reduce.errors import ControllerError, UsageError
+from p4reduce.membership import Membership, ranks_text
+from p4reduce.transport.base import Transport
+from p4reduce.transport.faults import FaultyTransport
+from p4reduce.wire import MAX_BUCKET
+
+FloatArray = npt.NDArray[np.float32]
+FloatInput = FloatArray | np.float32
+ReduceOp = Literal["sum", "mean"]
+_OPS = ("sum", "mean")
+
+
+@dataclass(eq=False)
+class Session:
+    """The parts of an open communicator. It never refers to the communicator, whose finalizer it serves."""
+
+    settings: Settings
+    config: CoreConfig
+    client: ControllerClient
+    transport: Transport
+    core: WorkerCore
+    driver: Driver
+    membership: Membership
+    pid: int = field(default_factory=os.getpid)
+    closed: bool = False
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        """Close everything, once; later calls return at once. Does nothing in a forked child.
+
+        `timeout`: seconds to wait for pending buckets, None for what the settings say.
+        """
+        if os.getpid() != self.pid:
+            return  # threads and connection are the parent's
+        with self.lock:
+            if self.closed:
+                return
+            self.closed = True
+        rank = self.config.rank
+        pending = self.driver.drain(self.settings.close_timeout if timeout is None else timeout)
+        if pending:
+            self.membership.abort(f"rank {rank} was closed while {pending} of its buckets were pending")
+        self.driver.stop(UsageError(f"rank {rank} of job {self.config.job!r} is closed: connect() again"))
+        self.membership.leave()
+        self.transport.close()
+        self.client.close()
+
+
+class Communicator:
+    """One rank of a job. Made by `p4reduce.connect` or `p4reduce.local`; close it, or use it as a context manager.
+
+    Every rank must make the same calls in the same order, with the same shapes and operations; ranks that do not are
+    told so by a MismatchError on all ranks. Calls may come from any thread: the order in which they are made is the
+    order that counts. The first JobError ends the epoch, and every later call raises it again.
+
+    A forked child cannot use its parent's communicator; it must connect by itself.
+    """
+
+    def __init__(self, session: Session) -> None:
+        """For `connect` alone."""
+        self._session = session
+        self._elements = 0
+        self._finalizer = weakref.finalize(self, session.shutdown)
+
+    @property
+    def rank(self) -> int:
+        """This worker's number, 0 .. world_size - 1."""
+        return self._session.config.rank
+
+    @property
+    def world_size(self) -> int:
+        """Workers of the job."""
+        return self._session.config.world_size
+
+    @property
+    def job(self) -> str:
+        """The job's name."""
+        return self._session.config.job
+
+    @property
+    def epoch(self) -> int:
+        """Number of this generation of the job; the controller uses none twice."""
+        return self._session.config.epoch
+
+    @property
+    def profile(self) -> str:
+        """Name of the switch program's profile."""
+        return self._session.config.profile.name
+
+    def allreduce(self, array: FloatInput, op: ReduceOp = "sum", out: FloatArray | None = None) -> FloatArray:
+        """Reduce `array` over all ranks and wait for the result, which is the same, bit for bit, on every rank.
+
+        `array`: float32, any shape and layout, or a numpy scalar. `op`: "sum" or "mean". `out`: a float32 array of
+        the same shape that gets the result and is returned; it may be `array` itself. Without it the result is a
+        new array. A block of 256 elements in which any rank has an infinity or NaN comes back as NaN.
+
+        Raises UsageError for arguments that break these rules (nothing was sent then), a JobError when the job
+        cannot go on. After an exception that came while waiting, KeyboardInterrupt included, the arrays may still be
+        in use until the communicator is closed.
+        """
+        result: FloatArray = self._wait(self._submit_reduction(array, op, out))
+        return result
+
+    def allreduce_async(
+        self, array: FloatInput, op: ReduceOp = "sum", out: FloatArray | None = None
+    ) -> Future[FloatArray]:
+        """Start `allreduce` and return at once; the future's result is what `allreduce` returns.
+
+        A contiguous `array` is used where it is, without a copy: neither it nor `out` may be touched before the
+        future is done. The future cannot be cancelled, because the other ranks wait. Its callbacks run in the I/O
+        thread: they must be short and must not wait for other reductions.
+        """
+        return self._submit_reduction(array, op, out).future
+
+    def barrier(self, timeout: float | None = None) -> None:
+        """Wait until every rank has called this.
+
+        TimeoutError after `timeout` seconds, naming the ranks that are missing; the barrier stays in the sequence.
+        Without a timeout the job's own deadline applies (StalledError).
+        """
+        pending = self._submit(Barrier(), lambda: None)
+        try:
+            self._wait(pending, timeout)
+        except concurrent.futures.TimeoutError:
+            if pending.future.done():
+                raise
+            raise TimeoutError(
+                f"job {self.job!r}: barrier (bucket {pending.number}) not complete after {timeout:g} s"
+                f"{self._missing(pending.number)}"
+            ) from None
+
+    def stats(self) -> dict[str, Any]:
+        """Counters and times since `connect`, ready for JSON.
+
+        `seconds`: what the I/O thread did, see `p4reduce.driver.Timings`. `core`: see
+        `p4reduce.core.counters.CoreCounters`. `transport`: see `p4reduce.transport.base.TransportCounters`. `bytes`:
+        float32 data handed in, four bytes an element.
+        """
+        session = self._session
+        config, driver, transport = session.config, session.driver, session.transport
+        faults = asdict(transport.faults) if isinstance(transport, FaultyTransport) else None
+        return {
+            "job": config.job,
+            "rank": config.rank,
+            "world_size": config.world_size,
+            "epoch": config.epoch,
+            "profile": config.profile.name,
+            "or_slots": config.or_slots,
+            "add_slots": config.add_slots,
+            "controller_connected": session.membership.connected,
+            "submitted": driver.submitted,
+            "completed": driver.completed,
+            "elements": self._elements,
+            "bytes": 4 * self._elements,
+            "seconds": asdict(driver.timings),
+            "core": session.core.counters.as_dict(),
+            "transport": asdict(transport.counters),
+            "faults": faults,
+        }
+
+    def close(self, timeout: float | None = None) -> None:
+        """Leave the job. Waits up to `timeout` seconds for pending buckets (default: the setting close_timeout).
+
+        Buckets that are pending even then fail with UsageError here, and the job ends with an error on the other
+        ranks. Safe to call twice and in any state.
+        """
+        self._session.shutdown(timeout)
+        if os.getpid() == self._session.pid:
+            self._finalizer.detach()
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # After an exception nobody knows whether the other ranks will ever submit what is pending.
+        self.close(0.0 if kind is not None else None)
+
+    def __repr__(self) -> str:
+        session = self._session
+        error = session.driver.error
+        state = "closed" if session.closed else f"failed: {error}" if error is not None else "open"
+        return (
+            f"<p4reduce.Communicator job={self.job!r} rank={self.rank} world_size={self.world_size} "
+            f"epoch={self.epoch} profile={self.profile} {state}>"
+        )
+
+    def _submit_reduction(self, array: FloatInput, op: ReduceOp, out: FloatArray | None) -> Pending:
+        if op not in _OPS:
+            raise UsageError(f"op {op!r} is not known: use one of {', '.join(_OPS)}")
+        bucket, finish = _reduction(array, op == "mean", out)
+        limit = MAX_BUCKET * self._session.config.profile.lanes(32)
+        if bucket.data.size > limit:
+            raise UsageError(f"one call reduces at most {limit} elements, this has {bucket.data.size}: split it")
+        pending = self._submit(bucket, finish)
+        self._elements += bucket.data.size
+        return pending
+
+    def _submit(self, bucket: Bucket, finish: Callable[[], Any]) -> Pending:
+        session = self._session
+        if os.getpid() != session.pid:
+            raise UsageError(
+                f"this communicator belongs to process {session.pid}, not to its forked child {os.getpid()}: "
+                f"connect() in the child"
+            )
+        return session.driver.submit(bucket, finish, self)
+
+    def _wait(self, pending: Pending, timeout: float | None = None) -> Any:
+        if self._session.driver.inside:
+            raise UsageError(
+                "a callback of allreduce_async runs in the I/O thread and must not wait for another reduction: "
+                "use allreduce_async there, or hand over to a thread of your own"
+            )
+        return pending.future.result(timeout)
+
+    def _missing(self, bucket: int) -> str:
+        try:
+            missing = self._session.membership.missing(bucket)
+        except ControllerError as error:
+            return f", and who is missing is not known: {error}"
+        return f": {ranks_text(missing)} did not reach it" if missing else ", though all ranks have reached it"
+
+
+def _reduction(array: FloatInput, mean: bool, out: FloatArray | None) -> tuple[Reduction, Callable[[], FloatArray]]:
+    """The bucket for a call, and what makes its result. Copies only what is not contiguous or overlaps in part."""
+    if isinstance(array, np.generic):  # what indexing and sum() return instead of an array without dimensions
+        array = np.asarray(array)
+    _check(array, "array")
+    if out is None:
+        out = np.empty(array.shape, dtype=np.float32)
+    else:
+        _check(out, "out")
+        if out.shape != array.shape:
+            raise UsageError(f"out has the shape {out.shape}, array {array.shape}: they must be equal")
+        if not out.flags.writeable:
+            raise UsageError("out is read-only: pass a writeable array, or none")
+    result: FloatArray = out
+    direct = result.flags.c_contiguous and result.flags.aligned
+    target = np.asarray(result).reshape(-1) if direct else np.empty(result.size, dtype=np.float32)
+    data = np.asarray(array)
+    if not (data.flags.c_contiguous and data.flags.aligned):
+        data = data.copy(order="C")
+    data = data.reshape(-1)
+    same = data.__array_interface__["data"][0] == target.__array_interface__["data"][0]
+    if not same and np.may_share_memory(data, target):
+        data = data.copy()
+
+    def finish() -> FloatArray:
+        if not direct:
+            result[...] = target.reshape(result.shape)
+        return result
+
+    return Reduction(data, target, mean), finish
+
+
+def _check(array: object, name: str) -> None:
+    if not isinstance(array, np.ndarray):
+        raise UsageError(
+            f"{name} must be a numpy array, not {type(array).__name__}: np.asarray(..., dtype=np.float32) makes one"
+        )
+    if array.dtype != np.float32:
+        raise UsageError(f"{name} must be float32, not {array.dtype}: {name}.astype(np.float32) makes a copy that is")

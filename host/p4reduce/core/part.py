@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A bucket's share of a stream: the payloads it sends there, and where the results go."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from p4reduce import constants
+from p4reduce.core.bucket import Bucket, Reduction
+from p4reduce.core.buffers import Buffers
+from p4reduce.packetize import FIELD_BYTES, BucketCodec, Groups, Rows, from_thermometers, from_wire
+from p4reduce.quantize import Exponents, block_exponents
+from p4reduce.wire import Op, Profile, pack_tag
+
+Index = npt.NDArray[np.int64]
+Mask = npt.NDArray[np.bool_]
+
+ENCODE_ELEMENTS = 1 << 15
+"""Elements encoded or decoded at a time, so that they are still in the cache when their frames are sent."""
+
+
+class Part(Protocol):
+    """What a stream knows of a bucket. Chunks are numbered within the bucket, from 0."""
+
+    op: Op
+    bucket: Bucket
+    chunks: int
+    unsent: int
+    """Chunks that have never been sent; the stream counts them down."""
+    missing: int
+    """Chunks without a result; the part counts them down."""
+    tag: int
+    """Tag of chunk 0; chunk i's has i more in the chunk's bits."""
+    rows: Rows
+    sizes: Index
+    """Payload bytes of every chunk."""
+    checks: Groups
+    """This worker's check of every chunk, native byte order."""
+
+    def prepare(self, last: int) -> None:
+        """See to it that rows and checks of the chunks up to `last`, included, are there."""
+
+    def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:
+        """Take results of the chunks `index`, no chunk twice; returns which of them were sound."""
+
+
+class BarrierPart:
+    """One OR chunk with nothing set: for a barrier, and for a reduction of no elements."""
+
+    op = Op.OR
+
+    def __init__(self, bucket: Bucket, profile: Profile, digest: int) -> None:
+        self.bucket = bucket
+        self.chunks = self.unsent = self.missing = 1
+        self.tag = pack_tag(bucket.number, 0, digest)
+        self.rows: Rows = np.zeros((1, profile.payload_bytes), dtype=np.uint8)
+        self.sizes: Index = np.full(1, constants.WORD_BYTES, dtype=np.int64)
+        self.checks: Groups = np.zeros(1, dtype=np.uint64)
+
+    def prepare(self, last: int) -> None:
+        """Nothing to do."""
+
+    def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:  # noqa: ARG002
+        """Sound is a result with nothing set."""
+        sound: Mask = np.logical_not(payload[:, : constants.WORD_BYTES].any(axis=1))
+        self.missing -= int(np.count_nonzero(sound))
+        return sound
+
+
+class ExponentPart:
+    """OR chunks of a reduction: thermometers of its block exponents.
+
+    OR frames carry no check. Sound is a result of thermometers only, none for blocks that do not exist and none
+    below this worker's own; for the only worker of a job, none above it, either. Damage that this does not find
+    shows in the digest of the ADD frames, which covers the agreed exponents.
+    """
+
+    op = Op.OR
+
+    def __init__(self, bucket: Reduction, codec: BucketCodec, digest: int) -> None:
+        self.bucket: Bucket = bucket
+        self.reduction = bucket
+        self.digest = digest
+        self.codec = codec
+        self.chunks = self.unsent = self.missing = codec.or_chunks
+        self.tag = pack_tag(bucket.number, 0, digest)
+        self.sizes: Index = codec.or_sizes()
+        self.checks: Groups = np.zeros(self.chunks, dtype=np.uint64)
+        self.rows: Rows = np.empty((0, codec.payload_bytes), dtype=np.uint8)
+        self._local: Exponents = np.empty(0, dtype=np.uint8)
+        self.agreed: Exponents = np.zeros(codec.blocks, dtype=np.uint8)
+        """Complete once nothing is missing."""
+
+    def prepare(self, last: int) -> None:  # noqa: ARG002
+        """Find the exponents of the whole bucket the first time."""
+        if len(self.rows) == 0:
+            self._local = block_exponents(self.reduction.data, self.codec.fmt.block)
+            self.rows = self.codec.encode_exponents(self._local)
+
+    def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:  # noqa: ARG002
+        """Decode results of OR chunks into `agreed`."""
+        sound = np.zeros(len(index), dtype=np.bool_)
+        per_chunk = self.codec.payload_bytes // FIELD_BYTES
+        for position, chunk in enumerate(index.tolist()):
+            fields = from_wire(payload[position, : self.sizes[chunk]].reshape(-1, FIELD_BYTES))
+            levels, valid = from_thermometers(fields)
+            begin = chunk * per_chunk
+            own = self._local[begin : begin + per_chunk]
+            blocks, rest = levels[: len(own)], levels[len(own) :]
+            fits = (blocks == own) if self.codec.fmt.workers == 1 else (blocks >= own)
+            if valid.all() and fits.all() and not rest.any():
+                self.agreed[begin : begin + len(own)] = blocks
+                sound[position] = True
+        self.missing -= int(np.count_nonzero(sound))
+        return sound
+
+
+class SumPart:
+    """ADD chunks of a reduction: its integers. Memory is taken when the first chunk is sent."""
+
+    op = Op.ADD
+
+    def __init__(self, bucket: Reduction, codec: BucketCodec, exponents: Exponents, digest: int, pool: Buffers) -> None:
+        self.bucket: Bucket = bucket
+        self._data = bucket.data
+        self._out = bucket.out
+        self._mean = bucket.mean
+        self._codec = codec
+        self._exponents = exponents
+        self._pool = pool
+        self.chunks = self.unsent = self.missing = codec.add_chunks
+        self.tag = pack_tag(bucket.number, 0, digest)
+        self.sizes: Index = codec.add_sizes()
+        self.checks: Groups = np.empty(self.chunks, dtype=np.uint64)
+        self.rows: Rows = np.empty((0, codec.payload_bytes), dtype=np.uint8)
+        self._sums: Groups = np.empty((0, codec.groups), dtype=np.uint64)
+        self._memory: list[npt.NDArray[np.uint8]] = []
+        self._done: Mask = np.zeros(self.chunks, dtype=np.bool_)
+        self._piece = max(ENCODE_ELEMENTS // codec.lanes, 1)
+        self._encoded = 0
+        self._decoded = 0
+
+    def prepare(self, last: int) -> None:
+        """Encode piece by piece, up to the one that holds chunk `last`."""
+        if not self._memory:
+            size = self.chunks * self._codec.payload_bytes
+            self._memory = [self._pool.take(size), self._pool.take(size)]
+            self.rows = self._memory[0][:size].reshape(self.chunks, -1)
+            self._sums = self._memory[1][:size].view(np.uint64).reshape(self.chunks, -1)
+        while self._encoded <= last:
+            stop = min(self._encoded + self._piece, self.chunks)
+            self._codec.encode(self._data, self._exponents, self._encoded, stop, self.rows, self.checks)
+            self._encoded = stop
+
+    def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:
+        """Check results and keep the sound ones; decode whatever piece has become whole.
+
+        `out` may be `data`: every chunk that is done has been encoded, so its elements are needed no more.
+        """
+        sound = self._codec.verify_and_store(payload, checks, index, self._sums)
+        good = index if np.count_nonzero(sound) == len(index) else index[sound]
+        self._done[good] = True
+        self.missing -= len(good)
+        while self._decoded < self.chunks:
+            stop = min(self._decoded + self._piece, self.chunks)
+            if np.count_nonzero(self._done[self._decoded : stop]) < stop - self._decoded:
+                break
+            self._codec.decode(self._sums, self._exponents, self._out, self._mean, self._decoded, stop)
+            self._decoded = stop
+        return sound
+
+    def release(self) -> None:
+        """Give the memory back; the bucket has completed and none of its frames will be sent again."""
+        for buffer in self._memory:
+            self._pool.give(buffer)
+        self._memory = []
+        self.rows = self.rows[:0]
+        self._sums = self._sums[:0]

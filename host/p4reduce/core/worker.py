@@ -1,0 +1,390 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's side of the protocol for one epoch: buckets in, frames out and in, results and events out.
+
+No socket, no thread, no clock. A driver calls
+
+    receive(batch, now)             with what has come
+    transmit(batch, now)            until it leaves the batch empty, and sends every batch
+    events()                        after both
+    next_deadline()                 for how long it may wait for frames or new buckets
+
+`now` is seconds of any clock that never goes back. Everything here works on whole batches: the time per frame is a
+few microseconds, besides the passes over its elements.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+
+import numpy as np
+
+from p4reduce import constants, wire
+from p4reduce.core.batch import PayloadRows, ReceiveBatch, SendBatch
+from p4reduce.core.bucket import Barrier, Bucket, Reduction
+from p4reduce.core.buffers import Buffers
+from p4reduce.core.config import CoreConfig
+from p4reduce.core.counters import CoreCounters
+from p4reduce.core.events import Completed, Event, Failed, Stalled
+from p4reduce.core.inbox import Inbox
+from p4reduce.core.part import BarrierPart, ExponentPart, Index, Part, SumPart
+from p4reduce.core.slots import Mask, SlotTable, header_groups
+from p4reduce.core.states import Phase, Step
+from p4reduce.core.stream import Stream
+from p4reduce.core.timers import RttEstimator
+from p4reduce.errors import IntegrityError, JobError, MismatchError, UsageError
+from p4reduce.packetize import BucketCodec
+from p4reduce.quantize import LaneFormat
+from p4reduce.wire import Op, Reason
+
+INTEGRITY_LIMIT = 3
+"""Failed checks of one chunk after which the job gives up: the sum itself is wrong, not one copy of it."""
+_CODECS = 64
+
+
+class WorkerCore:
+    """One rank in one epoch."""
+
+    def __init__(self, config: CoreConfig, now: float) -> None:
+        self.config = config
+        self.counters = CoreCounters()
+        self.submitted = 0
+        """Buckets taken."""
+        self.completed = 0
+        """Buckets that have their result, counted up to the first that has not: all before it are done."""
+        self._now = now
+        self._error: JobError | None = None
+        self._events: list[Event] = []
+        self._table = SlotTable(config)
+        self._inbox = Inbox(config, self._table, self.counters)
+        self._rtt = RttEstimator(config.policy)
+        streams = [
+            Stream(op, base, window, config.first_chunk, self._table, config.policy, self._rtt, self.counters)
+            for op, base, window in (
+                (Op.OR, 0, config.or_slots),
+                (Op.ADD, config.or_slots, config.add_slots),
+            )
+        ]
+        # The OR stream sends first: few frames, and the data of a whole bucket waits for them.
+        self._streams: tuple[Stream, Stream] = (streams[0], streams[1])
+        self._or, self._add = self._streams
+        self._parts: dict[int, Part] = {}
+        self._keys: dict[Part, int] = {}
+        self._next_key = 0
+        self._unfinished: dict[int, Bucket] = {}
+        # Buckets that have not entered the OR stream; reductions that have, in order, until they enter the ADD stream.
+        self._queue: deque[Bucket] = deque()
+        self._turns: deque[Reduction] = deque()
+        self._agreed: dict[Reduction, SumPart] = {}
+        # ADD chunks of reductions in the OR stream or past it of which none has been sent.
+        self._ahead = 0
+        self._fresh = False
+        self._format = LaneFormat(config.lane_bits, config.world_size, config.block)
+        self._codecs: dict[int, BucketCodec] = {}
+        self._buffers = Buffers()
+
+    # Buckets ---------------------------------------------------------------------------------------------------
+
+    def submit(self, bucket: Bucket, now: float) -> None:
+        """Take a bucket; sets its number. Nothing is computed or sent before transmit().
+
+        Raises the job's error after a failure, UsageError for a bucket that was submitted before.
+        """
+        if self._error is not None:
+            raise self._error
+        if bucket.phase is not Phase.NEW:
+            raise UsageError(f"{bucket.describe()} has been submitted before")
+        if not isinstance(bucket, Barrier | Reduction):
+            raise UsageError(f"a bucket is a Reduction or a Barrier, not a {type(bucket).__name__}")
+        if isinstance(bucket, Reduction):
+            self._codec(bucket)
+        bucket.number = self.config.first_bucket + self.submitted
+        bucket.step(Step.SUBMIT)
+        self.submitted += 1
+        self._unfinished[bucket.number] = bucket
+        self._queue.append(bucket)
+        self._now = now
+        self._fresh = True
+
+    def fail(self, error: JobError) -> list[Bucket]:
+        """End the epoch for this worker: returns the unfinished buckets in order of submission.
+
+        Every later submit() raises `error`, or the error that the core had found before.
+        """
+        self._error = self._error or error
+        unfinished = list(self._unfinished.values())
+        for bucket in unfinished:
+            bucket.step(Step.ABANDON)
+        self._unfinished.clear()
+        return unfinished
+
+    @property
+    def error(self) -> JobError | None:
+        """Why the epoch is over, or None."""
+        return self._error
+
+    def events(self) -> list[Event]:
+        """What has happened since the last call."""
+        events, self._events = self._events, []
+        return events
+
+    def next_deadline(self) -> float | None:
+        """When transmit() must be called if nothing happens before; None while nothing is outstanding."""
+        if self._error is not None:
+            return None
+        if self._fresh:
+            return self._now
+        deadline = min(min(stream.wake, stream.stall_at) for stream in self._streams)
+        return None if deadline == math.inf else deadline
+
+    # Sending ---------------------------------------------------------------------------------------------------
+
+    def transmit(self, batch: SendBatch, now: float) -> None:
+        """Fill `batch` with what is to be sent now: chunks that are due again, then new ones."""
+        batch.clear()
+        self._now = now
+        if self._error is not None:
+            return
+        self._feed()
+        for stream in self._streams:
+            slots = stream.take_due(batch.capacity - batch.count, now)
+            if len(slots):
+                self._append_again(batch, slots)
+            self._report_stall(stream, now)
+        for stream in self._streams:
+            for new, index, part in stream.take_new(batch.capacity - batch.count, now):
+                self._append_new(batch, stream, new, index, part)
+        self.counters.frames_sent += batch.count
+        self.counters.rto = self._rtt.timeout
+        self._fresh = batch.count > 0
+
+    def _feed(self) -> None:
+        """Let buckets into the OR stream, in order.
+
+        Not all at once: finding exponents takes a pass over the data, which must not delay the data of buckets
+        before. One large bucket at a time is ahead, or as many small ones as keep the ADD stream's window full.
+        """
+        while self._queue and self._ahead < 2 * self.config.add_slots:
+            bucket = self._queue.popleft()
+            bucket.step(Step.ENTER_OR)
+            digest = self._digest(bucket)
+            if isinstance(bucket, Reduction) and bucket.data.size:
+                codec = self._codec(bucket)
+                self._ahead += codec.add_chunks
+                self._turns.append(bucket)
+                self._enter(self._or, ExponentPart(bucket, codec, digest))
+            else:
+                self._enter(self._or, BarrierPart(bucket, self.config.profile, digest))
+
+    def _digest(self, bucket: Bucket) -> int:
+        """Digest of the OR chunks: ranks that submit different buckets under one number must refuse each other."""
+        if not isinstance(bucket, Reduction):
+            return wire.digest("barrier")
+        mode = "mean" if bucket.mean else "sum"
+        return wire.digest("exponents", bucket.data.size, "float32", self.config.lane_bits, self.config.block, mode)
+
+    def _enter(self, stream: Stream, part: Part) -> None:
+        self._parts[self._next_key] = part
+        self._keys[part] = self._next_key
+        self._next_key += 1
+        stream.enqueue(part)
+
+    def _append_new(self, batch: SendBatch, stream: Stream, slots: Index, index: Index, part: Part) -> None:
+        if part.op is Op.ADD and part.bucket.phase is Phase.AGREED:
+            part.bucket.step(Step.ENTER_ADD)
+            self._ahead -= part.chunks
+        part.prepare(int(index[-1]))
+        table = self._table
+        sizes = part.sizes.take(index)
+        table.words[slots] = sizes // constants.WORD_BYTES
+        table.round[slots] = stream.rounds(slots)
+        table.check[slots] = part.checks.take(index)
+        table.tag[slots] = np.uint64(part.tag) + (index.astype(np.uint64) << np.uint64(16))
+        table.size[slots] = sizes + constants.HEADER_BYTES
+        table.part[slots] = self._keys[part]
+        table.index[slots] = index
+        self._append(batch, slots, index, sizes, part)
+
+    def _append_again(self, batch: SendBatch, slots: Index) -> None:
+        keys = self._table.part.take(slots)
+        for start, stop in _runs(keys):
+            part = self._parts[int(keys[start])]
+            index = self._table.index.take(slots[start:stop])
+            self._append(batch, slots[start:stop], index, part.sizes.take(index), part)
+
+    def _append(self, batch: SendBatch, slots: Index, index: Index, sizes: Index, part: Part) -> None:
+        start, stop = batch.count, batch.count + len(slots)
+        header_groups(batch.headers)[start:stop] = self._table.groups.take(slots, axis=0)
+        batch.groups.append(PayloadRows(start, stop, part.rows, index, sizes))
+        batch.count = stop
+        self.counters.bytes_sent += int(sizes.sum()) + constants.HEADER_BYTES * len(slots)
+
+    def _report_stall(self, stream: Stream, now: float) -> None:
+        seconds = stream.stalled(now)
+        if seconds > 0.0:
+            part = self._parts[int(self._table.part[stream.oldest()])]
+            self.counters.stalls += 1
+            self._events.append(Stalled(part.bucket.number, stream.op, seconds, stream.outstanding))
+
+    # Receiving -------------------------------------------------------------------------------------------------
+
+    def receive(self, batch: ReceiveBatch, now: float) -> None:
+        """Take what has come. Never raises for what the network sends: bad frames are counted and dropped."""
+        self._now = now
+        self.counters.frames_received += batch.count
+        if batch.count == 0:
+            return
+        if self._error is not None:
+            self.counters.late += batch.count
+            return
+        rows, slots, refused = self._inbox.sort(batch)
+        while len(rows):
+            # A slot may come more than once; its first row goes first, the others only if that was damaged.
+            first_row = self._table.first_row
+            first_row[slots[::-1]] = rows[::-1]
+            first = first_row.take(slots) == rows
+            if np.count_nonzero(first) == len(rows):
+                self._accept(batch, rows, slots, now)
+                break
+            self._accept(batch, rows[first], slots[first], now)
+            rows, slots = rows[~first], slots[~first]
+            open_ = self._table.busy.take(slots)
+            self.counters.duplicates += int(len(rows) - np.count_nonzero(open_))
+            rows, slots = rows[open_], slots[open_]
+        if refused is not None and self._error is None:
+            self._refused(*refused)
+
+    def _accept(self, batch: ReceiveBatch, rows: Index, slots: Index, now: float) -> None:
+        """Take the payloads of results, no slot twice; free their slots or ask again."""
+        keys = self._table.part.take(slots)
+        touched: list[Part] = []
+        key = int(keys[0])
+        if np.count_nonzero(keys == key) == len(keys):
+            part = self._parts[key]
+            touched.append(part)
+            sound = self._store(part, batch, rows, slots)
+        else:
+            sound = np.zeros(len(rows), dtype=np.bool_)
+            for key in np.unique(keys).tolist():
+                mine = (keys == key).nonzero()[0]
+                part = self._parts[key]
+                touched.append(part)
+                sound[mine] = self._store(part, batch, rows[mine], slots[mine])
+        good = slots if np.count_nonzero(sound) == len(slots) else slots[sound]
+        self.counters.results += len(good)
+        self._free(good, now)
+        if len(good) < len(slots):
+            self._damaged(slots[~sound], now)
+        for part in touched:
+            if part.missing == 0:
+                self._finished(part)
+        self._fresh = True
+
+    def _store(self, part: Part, batch: ReceiveBatch, rows: Index, slots: Index) -> Mask:
+        first, last = int(rows[0]), int(rows[-1]) + 1
+        checks = batch.headers["check"]
+        index = self._table.index.take(slots)
+        if last - first == len(rows):
+            return part.store(batch.payload[first:last], checks[first:last], index)
+        return part.store(batch.payload[rows], checks[rows], index)
+
+    def _free(self, slots: Index, now: float) -> None:
+        if len(slots) == 0:
+            return
+        adds = slots >= self.config.or_slots
+        added = np.count_nonzero(adds)
+        if added == len(slots):
+            self._add.accept(slots, now)
+        elif added == 0:
+            self._or.accept(slots, now)
+        else:
+            self._or.accept(slots[~adds], now)
+            self._add.accept(slots[adds], now)
+        self.counters.srtt = self._rtt.smoothed or 0.0
+
+    def _damaged(self, slots: Index, now: float) -> None:
+        """Results that failed their check. The switch repeats a stored result, so a damaged copy is mended by asking.
+
+        Copies of one answer count once: only an answer to another resend says more about the sum itself.
+        """
+        table = self._table
+        self.counters.integrity += len(slots)
+        slots = slots[~table.answered.take(slots)]
+        if len(slots) == 0:
+            return
+        table.answered[slots] = True
+        table.failures[slots] += 1
+        worst = int(slots[table.failures.take(slots).argmax()])
+        if table.failures[worst] >= INTEGRITY_LIMIT:
+            part = self._parts[int(table.part[worst])]
+            text = (
+                f"chunk {int(table.index[worst])} of {part.bucket.describe()} failed its check {INTEGRITY_LIMIT} times"
+            )
+            self._fail(IntegrityError(text, job=self.config.job, bucket=part.bucket.number))
+            return
+        adds = slots >= self.config.or_slots
+        for stream, mine in ((self._or, slots[~adds]), (self._add, slots[adds])):
+            if len(mine):
+                stream.repeat(mine, now)
+
+    def _refused(self, reason: Reason, slot: int) -> None:
+        bucket = self._parts[int(self._table.part[slot])].bucket
+        who = f"job {self.config.job!r}, epoch {self.config.epoch}, rank {self.config.rank}: {bucket.describe()}"
+        if reason is Reason.TAG_MISMATCH:
+            text = f"{who}: other ranks reduce something else at this place (shape, dtype, operation or order of calls)"
+            self._fail(MismatchError(text, job=self.config.job, bucket=bucket.number, ranks=(self.config.rank,)))
+            return
+        text = {
+            Reason.UNKNOWN_EPOCH: "the switch does not know the epoch (it is over, or the switch was restarted)",
+            Reason.NOT_ADMITTED: "the switch does not admit this rank from this address and port",
+            Reason.BAD_SLOT: "the slot is not in the job's pool: host and controller disagree about its size",
+            Reason.MALFORMED: "the switch cannot read the frames: host and switch disagree about the profile",
+        }[reason]
+        self._fail(JobError(f"{who}: {text}", job=self.config.job, bucket=bucket.number, ranks=(self.config.rank,)))
+
+    def _fail(self, error: JobError) -> None:
+        if self._error is None:
+            self._error = error
+            self._events.append(Failed(error))
+
+    # Completion ------------------------------------------------------------------------------------------------
+
+    def _finished(self, part: Part) -> None:
+        """All chunks of a part have their results."""
+        del self._parts[self._keys.pop(part)]
+        if isinstance(part, ExponentPart):
+            self._agree(part)
+            return
+        if isinstance(part, SumPart):
+            part.release()
+        part.bucket.step(Step.FINISH)
+        del self._unfinished[part.bucket.number]
+        oldest = next(iter(self._unfinished), self.config.first_bucket + self.submitted)
+        self.completed = oldest - self.config.first_bucket
+        self._events.append(Completed(part.bucket))
+
+    def _agree(self, part: ExponentPart) -> None:
+        """Exponents of a bucket are known. It and those behind it that were agreed before enter the ADD stream."""
+        part.bucket.step(Step.AGREE)
+        # Ranks that saw different exponents must refuse each other.
+        digest = wire.digest("sum", part.digest, part.agreed.tobytes())
+        sums = SumPart(part.reduction, part.codec, part.agreed, digest, self._buffers)
+        self._agreed[part.reduction] = sums
+        while self._turns and self._turns[0] in self._agreed:
+            self._enter(self._add, self._agreed.pop(self._turns.popleft()))
+
+    def _codec(self, bucket: Reduction) -> BucketCodec:
+        count = bucket.data.size
+        codec = self._codecs.get(count)
+        if codec is None:
+            if len(self._codecs) == _CODECS:
+                self._codecs.pop(next(iter(self._codecs)))
+            codec = self._codecs[count] = BucketCodec(self.config.profile, self._format, count)
+        return codec
+
+
+def _runs(keys: Index) -> list[tuple[int, int]]:
+    """Runs of equal keys as (start, stop)."""
+    edges = [0, *((keys[1:] != keys[:-1]).nonzero()[0] + 1).tolist(), len(keys)]
+    return list(itertools.pairwise(edges))

@@ -1,0 +1,681 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Admission and liveness without I/O: what the ranks are told, in which order, and what is left behind."""
+
+from __future__ import annotations
+
+import itertools
+from collections import deque
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from p4reduce_controller.admission import Applicant, Code
+from p4reduce_controller.hosts import Host, synthetic_mac
+from p4reduce_controller.jobs import Jobs
+from p4reduce_controller.model import (
+    Action,
+    Close,
+    Fence,
+    Grant,
+    Install,
+    LeaveDone,
+    Reason,
+    Refuse,
+    Register,
+    Remove,
+    Report,
+    Revoke,
+    TellFence,
+    TellLeft,
+    WorkerState,
+)
+from p4reduce_controller.pools import Pools
+from p4reduce_controller.states import State
+from p4reduce_controller.store import StoreError
+
+HOSTS = [Host(f"h{n}", f"10.0.0.{n}", synthetic_mac(f"10.0.0.{n}"), n) for n in range(1, 9)]
+LEASE = 10.0
+
+
+class Rig:
+    """Jobs, a clock, and a switch whose work is done when `switch` is called."""
+
+    def __init__(self, pool_slots: int = 64) -> None:
+        self.jobs = Jobs(Pools(pool_slots), iter(range(100, 100000)).__next__, LEASE)
+        self.now = 0.0
+        self.numbers = itertools.count(1)
+        self.work: deque[Install | Revoke | Remove] = deque()
+        self.log: list[Action] = []
+
+    def note(self, actions: list[Action]) -> list[Action]:
+        self.log += actions
+        self.work += [action for action in actions if isinstance(action, Install | Revoke | Remove)]
+        return actions
+
+    def join(
+        self, rank: int, world: int = 2, job: str = "train", incarnation: int = 0, wait: float = 30.0, port: int = 0
+    ) -> int:
+        number = next(self.numbers)
+        applicant = Applicant(job, world, rank, incarnation, HOSTS[rank % 8], port or 4000 + rank, 1000, wait)
+        self.note(self.jobs.join(applicant, number, self.now))
+        return number
+
+    def switch(self, error: str | None = None) -> None:
+        """Let the switch do all it was asked to; `error`: fail at everything."""
+        while self.work:
+            work = self.work.popleft()
+            number = work.plan.number
+            if isinstance(work, Install):
+                self.note(self.jobs.installed(number, error, self.now))
+            elif isinstance(work, Revoke):
+                self.note(self.jobs.revoked(number, error, self.now))
+            else:
+                self.note(self.jobs.removed(number, error, {"results": 1}, self.now))
+
+    def start(self, world: int = 2, job: str = "train", incarnation: int = 0) -> tuple[int, list[int]]:
+        """Bring a job to run; its epoch and its streams."""
+        for rank in range(world):
+            self.join(rank, world, job, incarnation)
+        self.switch()
+        epoch = self.record(job).run.plan.number  # type: ignore[union-attr]
+        return epoch, [self.open(epoch, rank, job) for rank in range(world)]
+
+    def open(self, epoch: int, rank: int, job: str = "train") -> int:
+        number = next(self.numbers)
+        self.note(self.jobs.report(number, Report(job, epoch, rank), self.now))
+        return number
+
+    def leave(self, epoch: int, rank: int, job: str = "train") -> int:
+        number = next(self.numbers)
+        self.note(self.jobs.leave(job, epoch, rank, number, self.now))
+        return number
+
+    def tick(self, now: float) -> None:
+        self.now = now
+        self.note(self.jobs.tick(now))
+
+    def record(self, job: str = "train"):  # type: ignore[no-untyped-def]
+        return next(record for record in self.jobs.jobs() if record.name == job)
+
+    def answer(self, number: int) -> Action | None:
+        answers = [a for a in self.log if isinstance(a, Grant | Refuse | LeaveDone) and a.ticket == number]
+        assert len(answers) <= 1, answers
+        return answers[0] if answers else None
+
+    def refusal(self, number: int) -> tuple[Code, str]:
+        answer = self.answer(number)
+        assert isinstance(answer, Refuse), answer
+        return answer.refusal.code, answer.refusal.message
+
+    def told(self, stream: int) -> list[Action]:
+        kinds = Register | TellFence | TellLeft | Close
+        found = [a for a in self.log if isinstance(a, kinds) and a.stream == stream]
+        return found + [a for a in self.log if isinstance(a, Refuse) and a.ticket == stream]
+
+    def fences(self, stream: int) -> list[Fence]:
+        return [action.fence for action in self.told(stream) if isinstance(action, TellFence)]
+
+    def all_free(self) -> bool:
+        return not any(pool.job for pool in self.jobs.pools())
+
+
+def test_nobody_is_answered_before_all_are_there_and_the_switch_is_ready() -> None:
+    rig = Rig()
+    first, second = rig.join(0), rig.join(1)
+    assert rig.answer(first) is None
+    assert [type(w) for w in rig.work] == [Install]
+    assert rig.answer(second) is None
+    rig.switch()
+    grants = [rig.answer(first), rig.answer(second)]
+    assert all(isinstance(grant, Grant) for grant in grants)
+    run = rig.record().run
+    assert run.plan.number == 100
+    assert [(place.port, place.udp_port) for place in run.plan.places] == [(1, 4000), (2, 4001)]
+    assert rig.record().state is State.RUNNING
+
+
+def test_a_rank_that_is_there_twice_is_refused_and_the_first_stays() -> None:
+    rig = Rig()
+    first, again = rig.join(0), rig.join(0)
+    code, message = rig.refusal(again)
+    assert code is Code.ALREADY_EXISTS
+    assert "rank 0 on host h1 (10.0.0.1) has already joined (incarnation 0)" in message
+    rig.join(1)
+    rig.switch()
+    assert isinstance(rig.answer(first), Grant)
+    code, message = rig.refusal(rig.join(0))
+    assert code is Code.ALREADY_EXISTS
+    assert "running in epoch 100: raise the incarnation (now 0)" in message
+
+
+def test_world_sizes_that_differ_are_both_named() -> None:
+    rig = Rig()
+    rig.join(0, world=2)
+    waiting = rig.refusal(rig.join(1, world=3))
+    rig.join(1, world=2)
+    rig.switch()
+    running = rig.refusal(rig.join(2, world=5))
+    for (code, message), said in ((waiting, 3), (running, 5)):
+        assert code is Code.FAILED_PRECONDITION
+        assert f"says world_size {said}, the ranks before it said 2" in message
+
+
+def test_two_ranks_cannot_receive_on_one_socket() -> None:
+    rig = Rig()
+    rig.join(0, world=9, port=5000)
+    code, message = rig.refusal(rig.join(8, world=9, port=5000))
+    assert code is Code.FAILED_PRECONDITION
+    assert "ranks 0 and 8 both say that they receive on 10.0.0.1 port 5000" in message
+    assert rig.answer(rig.join(1, world=9, port=5000)) is None, "another host is another socket"
+
+
+def test_waiting_ends_for_all_and_names_who_is_missing() -> None:
+    rig = Rig()
+    numbers = [rig.join(0, world=5, wait=3.0), rig.join(3, world=5, wait=50.0)]
+    assert rig.jobs.next_deadline() == 3.0
+    rig.tick(2.9)
+    assert rig.answer(numbers[0]) is None
+    rig.tick(3.0)
+    for number in numbers:
+        code, message = rig.refusal(number)
+        assert code is Code.DEADLINE_EXCEEDED
+        assert "after 3 s ranks 1, 2 and 4 of 5 have not joined" in message
+    assert rig.jobs.jobs() == []
+    assert rig.jobs.next_deadline() is None
+
+
+def test_a_client_that_is_gone_makes_room_again() -> None:
+    rig = Rig()
+    gone = rig.join(0)
+    rig.note(rig.jobs.withdraw(gone, 1.0))
+    assert rig.jobs.jobs() == []
+    back, other = rig.join(0), rig.join(1)
+    rig.switch()
+    assert rig.answer(gone) is None
+    assert isinstance(rig.answer(back), Grant)
+    assert isinstance(rig.answer(other), Grant)
+    rig.note(rig.jobs.withdraw(back, 2.0))
+    assert rig.record().state is State.RUNNING, "what has been answered cannot be withdrawn"
+
+
+def test_a_client_that_dies_while_the_switch_is_set_up() -> None:
+    rig = Rig()
+    gone, other = rig.join(0), rig.join(1)
+    rig.note(rig.jobs.withdraw(gone, 0.0))
+    code, message = rig.refusal(other)
+    assert code is Code.ABORTED
+    assert "rank 0 on host h1 (10.0.0.1) went away" in message
+    rig.switch()
+    assert [type(a) for a in rig.log if isinstance(a, Install | Revoke | Remove)] == [Install, Revoke, Remove]
+    assert rig.all_free()
+    assert rig.jobs.jobs() == []
+
+
+def test_a_switch_that_refuses_the_epoch() -> None:
+    rig = Rig()
+    numbers = [rig.join(0), rig.join(1)]
+    install = rig.work.popleft()
+    rig.note(rig.jobs.installed(install.plan.number, "table full", 0.0))
+    for number in numbers:
+        code, message = rig.refusal(number)
+        assert code is Code.UNAVAILABLE
+        assert "table full" in message
+    assert not rig.all_free(), "what was written in part must come off first"
+    rig.switch()
+    assert rig.all_free()
+    again = [rig.join(0), rig.join(1)]
+    rig.switch()
+    assert all(isinstance(rig.answer(number), Grant) for number in again)
+    assert rig.record().run.plan.number == 101
+
+
+def test_an_epoch_store_that_fails() -> None:
+    rig = Rig(pool_slots=1024)
+    epochs = rig.jobs._next_epoch
+
+    def fail() -> int:
+        raise StoreError("the disk is full")
+
+    rig.jobs._next_epoch = fail
+    rig.join(0)
+    code, message = rig.refusal(rig.join(1))
+    assert code is Code.INTERNAL
+    assert "the disk is full" in message
+    assert not rig.work
+    rig.jobs._next_epoch = epochs
+    rig.start(2)
+    assert rig.record().state is State.RUNNING, "the only pool was not given back"
+
+
+def test_no_pool_is_free() -> None:
+    rig = Rig(pool_slots=512)
+    rig.start(1, "a")
+    rig.start(1, "b")
+    first = rig.join(0, 2, "c")
+    code, message = rig.refusal(rig.join(1, 2, "c"))
+    assert code is Code.RESOURCE_EXHAUSTED
+    assert "all 2 pools of the switch are in use" in message
+    assert rig.refusal(first)[0] is Code.RESOURCE_EXHAUSTED
+
+
+def test_a_pool_that_is_being_freed_is_waited_for() -> None:
+    rig = Rig(pool_slots=1024)
+    epoch, _ = rig.start(1, "a")
+    rig.leave(epoch, 0, "a")
+    waiting = rig.join(0, 1, "b")
+    assert rig.answer(waiting) is None
+    assert rig.record("b").state is State.JOINING
+    rig.switch()
+    assert isinstance(rig.answer(waiting), Grant)
+
+
+def test_waiting_for_a_pool_ends_too() -> None:
+    rig = Rig(pool_slots=1024)
+    epoch, _ = rig.start(1, "a")
+    rig.leave(epoch, 0, "a")
+    waiting = rig.join(0, 1, "b", wait=2.0)
+    rig.tick(2.0)
+    code, message = rig.refusal(waiting)
+    assert code is Code.DEADLINE_EXCEEDED
+    assert "all ranks are there, but no pool" in message
+
+
+def test_a_lost_worker_is_revoked_before_the_others_are_told() -> None:
+    rig = Rig()
+    _, streams = rig.start(3)
+    rig.note(rig.jobs.broken(streams[1], 5.0))
+    assert rig.record().state is State.FAILED
+    assert rig.record().run.workers[1].state is WorkerState.LOST
+    assert [type(w) for w in rig.work] == [Revoke]
+    assert rig.fences(streams[0]) == []
+    rig.switch()
+    for stream in (streams[0], streams[2]):
+        (fence,) = rig.fences(stream)
+        assert (fence.reason, fence.ranks) == (Reason.WORKER_LOST, (1,))
+        assert "rank 1 on host h2 (10.0.0.2) is lost: its progress stream ended without a leave" in fence.message
+    order = [type(a) for a in rig.log if isinstance(a, Revoke | TellFence | Remove)]
+    assert order == [Revoke, TellFence, TellFence, Remove]
+    assert rig.all_free()
+    assert rig.record().reason == fence.message
+
+
+def test_a_silent_worker_is_lost_when_its_lease_ends() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(2)
+    rig.now = 7.0
+    rig.note(rig.jobs.report(streams[0], Report("train", epoch, 0, 4, 3), 7.0))
+    assert rig.jobs.next_deadline() == LEASE
+    rig.tick(9.99)
+    assert rig.record().state is State.RUNNING
+    rig.tick(LEASE)
+    rig.switch()
+    (fence,) = rig.fences(streams[0])
+    assert (fence.reason, fence.ranks) == (Reason.WORKER_LOST, (1,))
+    assert "no report for 10 s" in fence.message
+    assert rig.fences(streams[1]) == [fence], "the silent one may be listening"
+
+
+def test_a_worker_that_never_opens_its_stream_is_lost() -> None:
+    rig = Rig()
+    for rank in range(2):
+        rig.join(rank)
+    rig.switch()
+    stream = rig.open(100, 0)
+    rig.tick(5.0)
+    rig.note(rig.jobs.report(stream, Report("train", 100, 0), 5.0))
+    rig.tick(LEASE)
+    rig.switch()
+    assert rig.fences(stream)[0].ranks == (1,)
+
+
+def test_trouble_fences_all_and_passes_on_what_was_said() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(2)
+    trouble = Fence(Reason.MISMATCH, "bucket 4: rank 0 and 1 differ", (), 4)
+    rig.note(rig.jobs.report(streams[1], Report("train", epoch, 1, 5, 4, trouble), 1.0))
+    rig.switch()
+    for stream in streams:
+        (fence,) = rig.fences(stream)
+        assert (fence.reason, fence.ranks, fence.bucket) == (Reason.MISMATCH, (1,), 4)
+        assert "rank 1 on host h2 (10.0.0.2): bucket 4: rank 0 and 1 differ" in fence.message
+
+
+def test_a_stall_is_blamed_on_who_has_not_handed_the_bucket_in() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(4)
+    for rank, submitted in ((0, 9), (1, 7), (2, 7), (3, 8)):
+        rig.note(rig.jobs.report(streams[rank], Report("train", epoch, rank, submitted, 7), 1.0))
+    stall = Fence(Reason.STALLED, "bucket 7 is stalled", (), 7)
+    rig.note(rig.jobs.report(streams[0], Report("train", epoch, 0, 9, 7, stall), 2.0))
+    rig.switch()
+    assert rig.fences(streams[3])[0].ranks == (1, 2)
+
+
+def test_leaving_one_by_one() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(3)
+    left = rig.leave(epoch, 1)
+    assert isinstance(rig.answer(left), LeaveDone)
+    assert rig.record().state is State.LEAVING
+    rig.note(rig.jobs.report(streams[1], Report("train", epoch, 1, 12, 12), 1.0))
+    assert not [a for a in rig.log if isinstance(a, TellLeft)], "a report may still be on the way"
+    rig.note(rig.jobs.broken(streams[1], 1.0))
+    assert [a for a in rig.log if isinstance(a, TellLeft)] == [TellLeft(streams[0], 1, 12), TellLeft(streams[2], 1, 12)]
+    rig.leave(epoch, 0)
+    last = rig.leave(epoch, 2)
+    assert rig.answer(last) is None, "the last one waits for the switch"
+    assert Close(streams[2]) in rig.log
+    rig.switch()
+    assert isinstance(rig.answer(last), LeaveDone)
+    assert rig.all_free()
+    assert rig.jobs.jobs() == []
+    assert not [a for a in rig.log if isinstance(a, TellFence)]
+
+
+def test_a_worker_that_left_but_keeps_its_stream_is_announced_after_a_lease() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(2)
+    rig.leave(epoch, 1)
+    rig.now = 8.0
+    for rank in (0, 1):
+        rig.note(rig.jobs.report(streams[rank], Report("train", epoch, rank, 3, 3), 8.0))
+    rig.tick(LEASE)
+    assert [a for a in rig.log if isinstance(a, TellLeft)] == [TellLeft(streams[0], 1, 3)]
+    rig.note(rig.jobs.broken(streams[1], 11.0))
+    rig.tick(12.0)
+    assert len([a for a in rig.log if isinstance(a, TellLeft)]) == 1
+    assert rig.record().state is State.LEAVING
+
+
+def test_leaving_twice_or_too_late_is_no_error() -> None:
+    rig = Rig()
+    epoch, _ = rig.start(2)
+    assert isinstance(rig.answer(rig.leave(epoch, 0)), LeaveDone)
+    assert isinstance(rig.answer(rig.leave(epoch, 0)), LeaveDone)
+    assert rig.refusal(rig.leave(epoch, 7))[0] is Code.NOT_FOUND
+    last, again = rig.leave(epoch, 1), rig.leave(epoch, 1)
+    rig.switch()
+    assert isinstance(rig.answer(last), LeaveDone)
+    assert isinstance(rig.answer(again), LeaveDone)
+    assert isinstance(rig.answer(rig.leave(epoch, 1)), LeaveDone)
+    assert isinstance(rig.answer(rig.leave(4711, 0, "never seen")), LeaveDone)
+
+
+def test_leaving_a_failed_job() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(2)
+    rig.note(rig.jobs.broken(streams[0], 1.0))
+    assert isinstance(rig.answer(rig.leave(epoch, 1)), LeaveDone)
+    rig.switch()
+    assert rig.record().state is State.FAILED
+
+
+def test_a_rank_that_left_can_join_the_next_round_early() -> None:
+    rig = Rig()
+    epoch, _ = rig.start(2)
+    rig.leave(epoch, 0)
+    early = rig.join(0)
+    assert rig.answer(early) is None
+    assert rig.refusal(rig.join(1))[0] is Code.ALREADY_EXISTS, "rank 1 is still in"
+    rig.leave(epoch, 1)
+    late = rig.join(1)
+    rig.switch()
+    assert isinstance(rig.answer(early), Grant)
+    assert isinstance(rig.answer(late), Grant)
+    assert rig.record().run.plan.number == epoch + 1
+
+
+def test_an_early_rank_does_not_wait_for_ever() -> None:
+    rig = Rig()
+    epoch, _ = rig.start(2)
+    rig.leave(epoch, 0)
+    early = rig.join(0, wait=2.0)
+    rig.tick(2.0)
+    code, message = rig.refusal(early)
+    assert code is Code.DEADLINE_EXCEEDED
+    assert "rank 1 did not leave epoch 100 in time" in message
+    assert rig.record().state is State.LEAVING
+
+
+def test_a_higher_incarnation_fences_the_running_one_at_once() -> None:
+    rig = Rig()
+    _, streams = rig.start(2, incarnation=1)
+    new = rig.join(0, incarnation=2)
+    assert rig.record().state is State.JOINING
+    rig.switch()
+    for stream in streams:
+        (fence,) = rig.fences(stream)
+        assert fence.reason is Reason.SUPERSEDED
+        assert "incarnation 2 replaces incarnation 1" in fence.message
+    other = rig.join(1, incarnation=2)
+    rig.switch()
+    assert isinstance(rig.answer(new), Grant)
+    assert isinstance(rig.answer(other), Grant)
+    assert (rig.record().incarnation, rig.record().run.plan.number) == (2, 101)
+    code, message = rig.refusal(rig.join(0, incarnation=1))
+    assert code is Code.FAILED_PRECONDITION
+    assert "is at incarnation 2, rank 0 comes with 1" in message
+
+
+def test_a_higher_incarnation_may_come_with_another_world_size() -> None:
+    rig = Rig()
+    rig.start(3)
+    rig.join(0, world=2, incarnation=1)
+    rig.join(1, world=2, incarnation=1)
+    rig.switch()
+    assert rig.record().world_size == 2
+    assert rig.record().state is State.RUNNING
+
+
+@pytest.mark.parametrize("installing", [False, True])
+def test_a_higher_incarnation_replaces_one_that_waits(installing: bool) -> None:
+    rig = Rig()
+    old = [rig.join(0)] + ([rig.join(1)] if installing else [])
+    new = rig.join(0, incarnation=1)
+    for number in old:
+        assert rig.refusal(number)[0] is Code.ABORTED
+    new_too = rig.join(1, incarnation=1)
+    rig.switch()
+    assert isinstance(rig.answer(new), Grant)
+    assert isinstance(rig.answer(new_too), Grant)
+    assert sum(bool(pool.job) for pool in rig.jobs.pools()) == 1
+
+
+@pytest.mark.parametrize("incarnation", [0, 3, 7])
+def test_a_failed_job_can_be_joined_again_in_any_incarnation(incarnation: int) -> None:
+    rig = Rig()
+    _, streams = rig.start(2, incarnation=3)
+    rig.note(rig.jobs.broken(streams[0], 1.0))
+    again = [rig.join(rank, incarnation=incarnation) for rank in (0, 1)]
+    rig.switch()
+    assert all(isinstance(rig.answer(number), Grant) for number in again)
+    assert rig.record().reason == ""
+    assert rig.fences(streams[1])[0].reason is Reason.WORKER_LOST
+    assert sum(bool(pool.job) for pool in rig.jobs.pools()) == 1
+
+
+def test_a_stream_is_registered_once_and_belongs_to_one_rank() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(2)
+    assert rig.told(streams[0]) == [Register(streams[0])]
+    second = rig.open(epoch, 0)
+    assert rig.refusal(second)[0] is Code.ALREADY_EXISTS
+    rig.note(rig.jobs.report(streams[0], Report("train", epoch, 1), 0.0))
+    assert rig.refusal(streams[0])[0] is Code.INVALID_ARGUMENT
+    assert rig.refusal(rig.open(epoch, 5))[0] is Code.FAILED_PRECONDITION
+    assert rig.record().state is State.RUNNING
+
+
+def test_a_late_stream_is_told_why_its_epoch_is_over() -> None:
+    rig = Rig()
+    for rank in range(2):
+        rig.join(rank)
+    rig.switch()
+    stream = rig.open(100, 0)
+    rig.note(rig.jobs.broken(stream, 0.0))
+    before = rig.open(100, 1)
+    assert rig.fences(before) == [], "not before the entries are revoked"
+    rig.switch()
+    assert rig.fences(before)[0].ranks == (0,)
+    rig.join(0)
+    after = rig.open(100, 1)
+    assert rig.fences(after) == rig.fences(before), "even when the record has moved on"
+    code, message = rig.refusal(rig.open(99, 1))
+    assert code is Code.NOT_FOUND
+    assert "has no epoch 99" in message
+
+
+def test_without_a_switch_nobody_joins_and_running_jobs_go_on() -> None:
+    rig = Rig()
+    epoch, streams = rig.start(2)
+    half = rig.join(0, job="other")
+    rig.note(rig.jobs.switch_down("connection lost"))
+    code, message = rig.refusal(rig.join(0, job="third"))
+    assert code is Code.UNAVAILABLE
+    assert "connection lost" in message
+    rig.note(rig.jobs.report(streams[0], Report("train", epoch, 0, 5, 5), 1.0))
+    assert rig.record().state is State.RUNNING
+    rig.note(rig.jobs.switch_up({epoch}, 2.0))
+    assert rig.record().state is State.RUNNING
+    other = rig.join(1, job="other")
+    rig.switch()
+    assert isinstance(rig.answer(half), Grant)
+    assert isinstance(rig.answer(other), Grant)
+
+
+def test_a_switch_that_lost_the_epoch_ends_the_job() -> None:
+    rig = Rig()
+    _, streams = rig.start(2)
+    kept, _ = rig.start(1, "kept")
+    rig.note(rig.jobs.switch_down("restarted"))
+    rig.note(rig.jobs.switch_up({kept}, 2.0))
+    assert rig.record("kept").state is State.RUNNING
+    rig.switch()
+    assert rig.fences(streams[0])[0].reason is Reason.SWITCH_LOST
+    assert rig.record().state is State.FAILED
+    assert [pool.job for pool in rig.jobs.pools() if pool.job] == ["kept"]
+
+
+def test_workers_are_told_even_when_the_switch_cannot_revoke_and_the_pool_stays_taken() -> None:
+    rig = Rig(pool_slots=1024)
+    _, streams = rig.start(2)
+    rig.note(rig.jobs.broken(streams[0], 1.0))
+    rig.switch(error="timeout")
+    assert not [action for action in rig.log if isinstance(action, Remove)]
+    assert rig.fences(streams[1])[0].reason is Reason.WORKER_LOST
+    assert not rig.all_free(), "the old epoch's entries may still be there"
+    assert rig.jobs.next_deadline() == 5.0
+    rig.tick(5.0)
+    rig.switch(error="timeout")
+    rig.note(rig.jobs.switch_down("gone"))
+    rig.tick(20.0)
+    assert not rig.work, "there is nobody to ask"
+    rig.note(rig.jobs.switch_up(set(), 21.0))
+    rig.switch()
+    assert rig.all_free()
+    assert len(rig.fences(streams[1])) == 1
+
+
+def test_the_last_leave_is_answered_even_when_the_switch_fails() -> None:
+    rig = Rig()
+    epoch, _ = rig.start(1)
+    last = rig.leave(epoch, 0)
+    rig.switch(error="timeout")
+    assert isinstance(rig.answer(last), LeaveDone)
+    rig.tick(5.0)
+    rig.switch()
+    assert rig.all_free()
+
+
+def test_failed_records_do_not_pile_up() -> None:
+    rig = Rig()
+    for number in range(70):
+        _, streams = rig.start(1, f"job{number}")
+        rig.note(rig.jobs.broken(streams[0], 1.0))
+        rig.switch()
+    assert [record.name for record in rig.jobs.jobs()] == [f"job{number}" for number in range(6, 70)]
+
+
+def test_two_jobs_behind_the_same_ports_share_the_windows() -> None:
+    rig = Rig()
+    rig.start(2, "a")
+    rig.start(2, "b")
+    windows = [rig.record(name).run.or_slots + rig.record(name).run.add_slots for name in "ab"]
+    assert windows == [60, 2]
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.sampled_from(
+            ["join", "join", "join", "newer", "withdraw", "open", "report", "trouble", "break", "leave", "leave"]
+            + ["switch", "switch", "switch", "fail", "down", "up", "tick", "lapse"]
+        ),
+        st.integers(0, 2),
+        st.sampled_from(["a", "b", "c"]),
+        st.integers(0, 50),
+    ),
+    max_size=60,
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_whatever_happens_every_call_is_answered_once_and_nothing_leaks(
+    steps: list[tuple[str, int, str, int]],
+) -> None:
+    rig = Rig(pool_slots=512)
+    joins: list[int] = []
+    leaves: list[int] = []
+    streams: list[int] = []
+    withdrawn: set[int] = set()
+    incarnation = 0
+    for verb, rank, job, pick in steps:
+        record = next((r for r in rig.jobs.jobs() if r.name == job), None)
+        epoch = record.run.plan.number if record is not None and record.run is not None else 7
+        if verb == "newer":
+            incarnation += 1
+        if verb in ("join", "newer"):
+            world = {"a": 2, "b": 3, "c": 1}[job]
+            joins.append(rig.join(rank % world, world, job, incarnation, wait=1 + pick))
+        elif verb == "withdraw" and joins:
+            number = joins[pick % len(joins)]
+            withdrawn.add(number)
+            rig.note(rig.jobs.withdraw(number, rig.now))
+        elif verb == "open":
+            streams.append(rig.open(epoch, rank, job))
+        elif verb in ("report", "trouble") and streams:
+            trouble = Fence(Reason.STALLED, "", (), pick) if verb == "trouble" else None
+            stream = streams[pick % len(streams)]
+            identity = rig.jobs._streams.get(stream, (job, epoch, rank))
+            rig.note(rig.jobs.report(stream, Report(*identity, pick, pick, trouble), rig.now))
+        elif verb == "break" and streams:
+            rig.note(rig.jobs.broken(streams[pick % len(streams)], rig.now))
+        elif verb == "leave":
+            leaves.append(rig.leave(epoch, rank, job))
+        elif verb in ("switch", "fail"):
+            rig.switch("broken" if verb == "fail" else None)
+        elif verb == "down":
+            rig.note(rig.jobs.switch_down("down"))
+        elif verb == "up":
+            rig.note(rig.jobs.switch_up({plan.number for plan in rig.jobs.live()}, rig.now))
+        elif verb == "tick":
+            rig.tick(rig.now + pick / 10)
+        elif verb == "lapse":
+            rig.tick(rig.now + LEASE)
+        bases = [pool.epoch for pool in rig.jobs.pools() if pool.job]
+        assert len(bases) == len(set(bases))
+    rig.note(rig.jobs.switch_up({plan.number for plan in rig.jobs.live()}, rig.now))
+    for _ in range(4):
+        rig.switch()
+        rig.tick(rig.now + 1000)
+    for number in joins:
+        assert rig.answer(number) is not None or number in withdrawn
+    for number in leaves:
+        assert rig.answer(number) is not None
+    assert rig.all_free()
+    assert rig.jobs.next_deadline() is None
+    assert all(record.state is State.FAILED for record in rig.jobs.jobs())
+    for number, action in enumerate(rig.log):
+        if isinstance(action, TellFence):
+            assert any(isinstance(earlier, Revoke) for earlier in rig.log[:number])

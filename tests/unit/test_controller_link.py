@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The line to the switch: order, loss, return, and defects that must not end it."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from p4reduce.errors import SwitchError
+from p4reduce_controller.fake import FakeSwitch
+from p4reduce_controller.link import Switch, SwitchLink
+
+DEADLINE = 20.0
+
+
+class Rig:
+    def __init__(self, **options: Any) -> None:
+        self.switch = FakeSwitch()
+        self.events: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self.on_up: Callable[[Switch], None] = lambda _: None
+        self.link = SwitchLink(self.switch.connect, self._up, self._down, **({"first_pause": 0.01} | options))
+
+    def _up(self, session: Switch) -> None:
+        self.on_up(session)
+        self.events.put("up")
+
+    def _down(self, why: str) -> None:
+        self.events.put(f"down: {why}")
+
+    def event(self) -> str:
+        return self.events.get(timeout=DEADLINE)
+
+    def ask(self, run: Callable[[Switch], Any]) -> Any:
+        return self.link.ask(run, DEADLINE)
+
+
+@pytest.fixture
+def rig() -> Iterator[Rig]:
+    made = Rig()
+    made.link.start()
+    assert made.event() == "up"
+    yield made
+    made.link.stop()
+
+
+def test_work_is_done_in_order_in_one_thread(rig: Rig) -> None:
+    done: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
+    for number in range(50):
+        rig.link.submit(lambda _, number=number: (number, threading.current_thread().name), lambda r, _: done.put(r))
+    results = [done.get(timeout=DEADLINE) for _ in range(50)]
+    assert [number for number, _ in results] == list(range(50))
+    assert {name for _, name in results} == {"p4reduce-switch-link"}
+
+
+def test_the_switchs_refusal_is_passed_on_and_the_session_stays(rig: Rig) -> None:
+    def fail(_: Switch) -> None:
+        raise SwitchError("table full")
+
+    with pytest.raises(SwitchError, match="table full"):
+        rig.ask(fail)
+    assert rig.link.connected
+    assert rig.ask(lambda _: 7) == 7
+    assert len(rig.switch.sessions) == 1
+
+
+@pytest.mark.parametrize("where", ["work", "callback"])
+def test_a_defect_does_not_end_the_thread(rig: Rig, where: str, caplog: pytest.LogCaptureFixture) -> None:
+    failed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def work(_: Switch) -> int:
+        return 1 // (where != "work")
+
+    def done(_: int | None, error: str | None) -> None:
+        failed.put(error)
+        if where == "callback":
+            raise KeyError("defect")
+
+    with caplog.at_level(logging.ERROR):
+        rig.link.submit(work, done)
+        assert failed.get(timeout=DEADLINE) == (
+            "ZeroDivisionError: integer division or modulo by zero" if where == "work" else None
+        )
+        assert rig.ask(lambda _: "still here") == "still here"
+    assert "unexpected error" in caplog.text
+
+
+def test_the_first_connection_must_succeed() -> None:
+    rig = Rig()
+    rig.switch.unreachable = "nobody answers"
+    with pytest.raises(SwitchError, match="nobody answers"):
+        rig.link.start()
+    rig.link.stop()
+
+
+def test_a_session_that_cannot_be_brought_up_is_closed() -> None:
+    rig = Rig()
+
+    def refuse(_: Switch) -> None:
+        raise SwitchError("no room")
+
+    rig.on_up = refuse
+    with pytest.raises(SwitchError, match="no room"):
+        rig.link.start()
+    assert rig.switch.sessions[0].lost == "closed"
+    assert not rig.link.connected
+
+
+def test_loss_is_told_and_work_fails_until_the_session_is_back(rig: Rig) -> None:
+    rig.switch.unreachable = "nobody answers"
+    rig.switch.sessions[0].lose("connection reset")
+    assert rig.event() == "down: connection reset"
+    with pytest.raises(SwitchError, match="no session with the switch: "):
+        rig.ask(lambda _: 1)
+    assert not rig.link.connected
+    rig.switch.unreachable = None
+    assert rig.event() == "up"
+    assert rig.ask(lambda _: 1) == 1
+
+
+def test_loss_during_work_is_told_before_the_work_fails(rig: Rig) -> None:
+    order: queue.SimpleQueue[str] = queue.SimpleQueue()
+    rig.link._on_down = lambda _: order.put("down")
+
+    def work(session: Switch) -> None:
+        rig.switch.sessions[0].lose("reset")
+        session.write([])
+
+    rig.link.submit(work, lambda _, error: order.put(f"failed: {error}"))
+    assert order.get(timeout=DEADLINE) == "down"
+    assert order.get(timeout=DEADLINE) == "failed: reset"
+
+
+def test_attempts_go_on_when_the_new_session_fails_at_once(rig: Rig) -> None:
+    failures = 3
+
+    def shaky(_: Switch) -> None:
+        nonlocal failures
+        if failures:
+            failures -= 1
+            raise SwitchError("not yet")
+
+    rig.on_up = shaky
+    rig.switch.sessions[0].lose("reset")
+    assert rig.event() == "down: reset"
+    assert rig.event() == "up"
+    assert failures == 0
+    assert len(rig.switch.sessions) == 5
+
+
+def test_an_idle_session_is_probed_and_a_dead_one_replaced() -> None:
+    rig = Rig(probe_seconds=0.01)
+    rig.link.start()
+    try:
+        rig.event()
+        first = rig.switch.sessions[0]
+
+        def dead() -> None:
+            raise SwitchError("no sign of life")
+
+        probed = threading.Event()
+        first.probe = probed.set  # type: ignore[method-assign]
+        assert probed.wait(DEADLINE)
+        first.probe = dead  # type: ignore[method-assign]
+        assert rig.event() == "down: no sign of life"
+        assert rig.event() == "up"
+        assert first.lost == "closed"
+    finally:
+        rig.link.stop()
+
+
+def test_an_answer_that_takes_too_long(rig: Rig) -> None:
+    gate = threading.Event()
+    try:
+        with pytest.raises(SwitchError, match=r"did not answer within 0\.01 s"):
+            rig.link.ask(lambda _: gate.wait(DEADLINE), 0.01)
+    finally:
+        gate.set()
+
+
+def test_stopping_fails_what_was_not_begun() -> None:
+    rig = Rig()
+    rig.link.start()
+    gate, begun = threading.Event(), threading.Event()
+    failed: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def block(_: Switch) -> None:
+        begun.set()
+        gate.wait(DEADLINE)
+
+    rig.link.submit(block, lambda *_: None)
+    assert begun.wait(DEADLINE)
+    rig.link.submit(lambda _: None, lambda _, error: failed.put(error))
+    stopper = threading.Thread(target=rig.link.stop)
+    rig.link._stopping = True
+    stopper.start()
+    gate.set()
+    stopper.join(DEADLINE)
+    assert failed.get(timeout=DEADLINE) == "the controller is stopping"
+    assert rig.switch.sessions[0].lost == "closed"
+    rig.link.stop()

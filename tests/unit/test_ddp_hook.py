@@ -1,0 +1,517 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hook in real DistributedDataParallel training on two gloo ranks, against plain DDP.
+
+Run as a script with a rank, a rendezvous file and a result folder, this file is one of the two ranks: it runs every
+scenario in turn and saves what each of them returns. The tests read those results.
+"""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
+from torch.nn.parallel import DistributedDataParallel
+
+from p4reduce.ddp import P4ReduceState, allreduce_hook
+from p4reduce.errors import WorkerLostError
+
+WORLD = 2
+SMALL_BUCKETS = 0.0005  # MiB: about 500 bytes, so the model below needs several buckets
+
+Result = dict[str, Any]
+
+
+class GlooCommunicator:
+    """Stands in for the switch: means over a gloo group, in float64, from its own thread, in order of submission."""
+
+    def __init__(self, fail_at: int = -1) -> None:
+        self.world_size = WORLD
+        self.fail_at = fail_at
+        self.calls = 0
+        self.fired = 0
+        self._group = dist.new_group(backend="gloo", timeout=timedelta(seconds=30))
+        self._thread = ThreadPoolExecutor(1)
+
+    def allreduce_async(self, array: Any, op: str = "sum", out: Any = None) -> Future[Any]:
+        number = self.calls
+        self.calls += 1
+        return self._thread.submit(self._reduce, array, out, number)
+
+    def _reduce(self, array: Any, out: Any, number: int) -> Any:
+        if number == self.fail_at:
+            self.fired += 1
+            raise WorkerLostError("rank 1 is gone", job="test", bucket=number, ranks=(1,))
+        total = torch.from_numpy(array.astype(np.float64))
+        dist.all_reduce(total, group=self._group)
+        out[:] = (total / WORLD).numpy().astype(np.float32)
+        return out
+
+    def stats(self) -> dict[str, int]:
+        return {"calls": self.calls}
+
+    def close(self) -> None:
+        self._thread.shutdown()
+
+
+class Model(torch.nn.Module):
+    """Three layers, of which the last may stay unused."""
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.first = torch.nn.Linear(10, 20, dtype=dtype)
+        self.second = torch.nn.Linear(20, 20, dtype=dtype)
+        self.third = torch.nn.Linear(20, 1, dtype=dtype)
+        self.spare = torch.nn.Linear(20, 1, dtype=dtype)
+
+    def forward(self, x: torch.Tensor, spare: bool = True) -> torch.Tensor:
+        hidden = torch.relu(self.second(torch.relu(self.first(x))))
+        total: torch.Tensor = self.third(hidden) + (self.spare(hidden) if spare else 0)
+        return total
+
+
+class Lookup(torch.nn.Module):
+    """One layer with sparse gradients, one without."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(2)
+        self.table = torch.nn.Embedding(7, 4, sparse=True)
+        self.head = torch.nn.Linear(4, 1)
+
+    def forward(self, index: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.head(self.table(index))
+        return out
+
+
+def data(rank: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(100 * step + rank)
+    return torch.randn(6, 10, generator=generator).to(dtype)
+
+
+def gradients(model: torch.nn.Module) -> list[np.ndarray[Any, Any]]:
+    dense = [p.grad.to_dense() if p.grad is not None else torch.zeros_like(p) for p in model.parameters()]
+    return [g.detach().to(torch.float64).numpy().copy() for g in dense]
+
+
+def train(ddp: torch.nn.Module, rank: int, steps: int, dtype: torch.dtype = torch.float32, **arguments: Any) -> Any:
+    """Train with SGD. Returns the gradients of every step."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    history = []
+    for step in range(steps):
+        optimizer.zero_grad()
+        ddp(data(rank, step, dtype), **arguments).square().mean().backward()
+        history.append(gradients(ddp))
+        optimizer.step()
+    return history
+
+
+def compare(rank: int, steps: int = 4, dtype: torch.dtype = torch.float32, call: Any = None, **options: Any) -> Result:
+    """Train twice, with the hook and without."""
+    options.setdefault("bucket_cap_mb", SMALL_BUCKETS)
+    call = call or {}
+    plain = train(DistributedDataParallel(Model(dtype), **options), rank, steps, dtype, **call)
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(Model(dtype), **options)
+        ddp.register_comm_hook(state, allreduce_hook)
+        hooked = train(ddp, rank, steps, dtype, **call)
+        return {"plain": plain, "hooked": hooked, "stats": state.stats()}
+
+
+# -- scenarios, run by every rank --
+
+
+def plain_options(rank: int) -> Result:
+    return compare(rank)
+
+
+def bucket_view(rank: int) -> Result:
+    return compare(rank, gradient_as_bucket_view=True)
+
+
+def static_graph(rank: int) -> Result:
+    return compare(rank, static_graph=True)
+
+
+def unused_parameters(rank: int) -> Result:
+    return compare(rank, find_unused_parameters=True, call={"spare": False})
+
+
+def float64(rank: int) -> Result:
+    return compare(rank, dtype=torch.float64)
+
+
+def bfloat16(rank: int) -> Result:
+    return compare(rank, steps=2, dtype=torch.bfloat16)
+
+
+def float16(rank: int) -> Result:
+    return compare(rank, steps=2, dtype=torch.float16)
+
+
+def mixed_dtypes(rank: int) -> Result:
+    """float64 and float32 layers in one model: both paths in every step."""
+
+    def build() -> torch.nn.Module:
+        torch.manual_seed(3)
+        return torch.nn.ModuleDict({"a": torch.nn.Linear(10, 5), "b": torch.nn.Linear(10, 5, dtype=torch.float64)})
+
+    history: dict[str, list[Any]] = {"plain": [], "hooked": []}
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        for kind in history:
+            ddp = DistributedDataParallel(Both(build()))
+            if kind == "hooked":
+                ddp.register_comm_hook(state, allreduce_hook)
+            for step in range(3):
+                ddp.zero_grad()
+                ddp(data(rank, step)).backward()
+                history[kind].append(gradients(ddp))
+        return {**history, "stats": state.stats()}
+
+
+class Both(torch.nn.Module):
+    def __init__(self, parts: torch.nn.Module) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        a, b = self.parts.get_submodule("a"), self.parts.get_submodule("b")
+        total: torch.Tensor = a(x).square().mean() + b(x.double()).square().mean()
+        return total
+
+
+def fp16_wrapper(rank: int) -> Result:
+    """torch's own compression wrapper around the hook: it sees float16 buffers and must return float16."""
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS)
+        ddp.register_comm_hook(state, fp16_compress_wrapper(allreduce_hook))
+        hooked = train(ddp, rank, 3)
+        plain = train(DistributedDataParallel(Model()), rank, 3)
+        return {"plain": plain, "hooked": hooked, "stats": state.stats()}
+
+
+def float16_overflow(rank: int) -> Result:
+    """Gradients whose sum leaves float16 although their mean does not."""
+    with P4ReduceState(None, mode="off", timeout=30) as state:
+        model = torch.nn.Linear(1, 1, bias=False, dtype=torch.float16)
+        ddp = DistributedDataParallel(model)
+        ddp.register_comm_hook(state, allreduce_hook)
+        (ddp(torch.ones(1, 1, dtype=torch.float16)) * 40000.0).sum().backward()
+        return {"gradient": gradients(ddp)[0].item()}
+
+
+def sparse(rank: int) -> Result:
+    index = torch.tensor([rank, 3, 3 + rank])
+    history: dict[str, list[Any]] = {"plain": [], "hooked": []}
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        for kind in history:
+            ddp = DistributedDataParallel(Lookup())
+            if kind == "hooked":
+                ddp.register_comm_hook(state, allreduce_hook)
+            for _ in range(3):
+                ddp.zero_grad()
+                ddp(index).square().sum().backward()
+                history[kind].append(gradients(ddp))
+        return {**history, "stats": state.stats()}
+
+
+def accumulation(rank: int) -> Result:
+    """Two backward passes under no_sync, the third synchronises the sum of all."""
+
+    def run(ddp: DistributedDataParallel) -> list[Any]:
+        with ddp.no_sync():
+            for step in range(2):
+                ddp(data(rank, step)).square().mean().backward()
+        ddp(data(rank, 2)).square().mean().backward()
+        return [gradients(ddp)]
+
+    plain = run(DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS))
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS)
+        ddp.register_comm_hook(state, allreduce_hook)
+        return {"plain": plain, "hooked": run(ddp), "stats": state.stats()}
+
+
+def uneven_inputs(rank: int) -> Result:
+    """join(): the rank that has run out of data takes part with zeros; the mean stays over all ranks."""
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(torch.nn.Linear(1, 1, bias=False))
+        ddp.register_comm_hook(state, allreduce_hook)
+        seen = []
+        with ddp.join():
+            for _ in range(1 + rank):
+                ddp.zero_grad()
+                ddp(torch.ones(1, 1)).sum().backward()
+                seen.append(gradients(ddp)[0].item())
+        return {"seen": seen, "stats": state.stats()}
+
+
+def not_finite(rank: int) -> Result:
+    """NaN on rank 1 alone."""
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(Model())
+        ddp.register_comm_hook(state, allreduce_hook)
+        x = data(rank, 0)
+        if rank == 1:
+            x[0, 0] = float("nan")
+        ddp(x).square().mean().backward()
+        return {"nan": [bool(np.isnan(g).any()) for g in gradients(ddp)], "error": state.error}
+
+
+def subgroup(rank: int) -> Result:
+    """A process group of one rank: its size is not the job's, so everything takes the ring of that group."""
+    groups = [dist.new_group([r], backend="gloo") for r in range(WORLD)]
+    group = groups[rank]
+    assert isinstance(group, dist.ProcessGroup)
+    with P4ReduceState(GlooCommunicator(), group, own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(Model(), process_group=group)
+        ddp.register_comm_hook(state, allreduce_hook)
+        ddp(data(rank, 0)).square().mean().backward()
+        alone = Model()
+        alone(data(rank, 0)).square().mean().backward()
+        return {"plain": [gradients(alone)], "hooked": [gradients(ddp)], "stats": state.stats()}
+
+
+def failure(rank: int) -> Result:
+    """The second bucket of the second step fails on both ranks."""
+    comm = GlooCommunicator(fail_at=2)
+    with P4ReduceState(comm, own_comm=True, timeout=30) as state:
+        ddp = DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS)
+        ddp.register_comm_hook(state, allreduce_hook)
+        optimizer = torch.optim.AdamW(ddp.parameters())
+        for step in range(2):
+            optimizer.zero_grad()
+            ddp(data(rank, step)).square().mean().backward()
+            if step == 0:
+                optimizer.step()
+        raised: Exception | None = None
+        before = [p.detach().clone() for p in ddp.parameters()]
+        try:
+            optimizer.step()
+        except WorkerLostError as error:
+            raised = error
+        unchanged = all(torch.equal(a, b) for a, b in zip(before, ddp.parameters(), strict=True))
+        nan = [bool(np.isnan(g).all()) for g in gradients(ddp)]
+        ranks = raised.ranks if isinstance(raised, WorkerLostError) else None
+        outcome = {
+            "same": raised is state.error,
+            "ranks": ranks,
+            "unchanged": unchanged,
+            "nan": nan,
+            "fired": comm.fired,
+        }
+    # The DDP object must still work, without the hook's help.
+    with ddp.no_sync():
+        ddp.zero_grad()
+        ddp(data(rank, 5)).square().mean().backward()
+    outcome["usable"] = all(np.isfinite(g).all() for g in gradients(ddp))
+    return outcome
+
+
+def job_names(rank: int) -> Result:
+    """from_env on both ranks agrees on a name nobody gave."""
+    import p4reduce
+
+    made: list[dict[str, Any]] = []
+
+    def connect(**arguments: Any) -> GlooCommunicator:
+        made.append(arguments)
+        return GlooCommunicator()
+
+    vars(p4reduce)["connect"] = connect
+    for _ in range(2):
+        P4ReduceState.from_env(timeout=30).close()
+    return {"made": made}
+
+
+SCENARIOS: dict[str, Callable[[int], Result]] = {
+    f.__name__: f
+    for f in (
+        *(plain_options, bucket_view, static_graph, unused_parameters, float64, bfloat16, float16, mixed_dtypes),
+        *(
+            fp16_wrapper,
+            float16_overflow,
+            sparse,
+            accumulation,
+            uneven_inputs,
+            not_finite,
+            subgroup,
+            failure,
+            job_names,
+        ),
+    )
+}
+
+
+def attempt(scenario: Callable[[int], Result], rank: int) -> Result | str:
+    try:
+        return scenario(rank)
+    except Exception:  # the other scenarios still count
+        return traceback.format_exc()
+
+
+def main(rank: int, rendezvous: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=WORLD, timeout=timedelta(seconds=30)
+    )
+    results = {name: attempt(scenario, rank) for name, scenario in SCENARIOS.items()}
+    (folder / f"{rank}.pickle").write_bytes(pickle.dumps(results))
+    dist.destroy_process_group()
+
+
+# -- tests, on what the ranks saved --
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("ddp")
+    command = [sys.executable, __file__]
+    children = [
+        subprocess.Popen(
+            [*command, str(rank), str(folder / "rendezvous"), str(folder)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        outputs = [child.communicate(timeout=120)[0] for child in children]
+    finally:
+        for child in children:
+            child.kill()
+            child.wait()
+    for child, output in zip(children, outputs, strict=True):
+        assert child.returncode == 0, output
+    return [pickle.loads((folder / f"{rank}.pickle").read_bytes()) for rank in range(WORLD)]
+
+
+def both(ranks: list[dict[str, Any]], name: str) -> list[Result]:
+    results = [rank[name] for rank in ranks]
+    for result in results:
+        assert not isinstance(result, str), result
+    return results
+
+
+def check_equal(results: list[Result], relative: float) -> None:
+    """Hook and plain DDP agree, and the ranks agree bit for bit."""
+    for result in results:
+        assert len(result["hooked"]) == len(result["plain"]) > 0
+        for hooked, plain in zip(result["hooked"], result["plain"], strict=True):
+            scale = max(np.abs(g).max() for g in plain)
+            assert scale > 0
+            for a, b in zip(hooked, plain, strict=True):
+                np.testing.assert_allclose(a, b, rtol=relative, atol=relative * scale)
+    for a_step, b_step in zip(results[0]["hooked"], results[1]["hooked"], strict=True):
+        for a, b in zip(a_step, b_step, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("name", ["plain_options", "bucket_view", "static_graph"])
+def test_gradients_equal_plain_ddp(ranks: list[dict[str, Any]], name: str) -> None:
+    results = both(ranks, name)
+    check_equal(results, 1e-6)
+    for result in results:
+        stats = result["stats"]
+        assert stats["buckets_ring"] == 0
+        assert stats["steps"] == 4
+        assert stats["buckets_switch"] > 4, "the model must not fit one bucket"
+
+
+def test_unused_parameters_are_zero(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "unused_parameters")
+    check_equal(results, 1e-6)
+    assert all(not g.any() for result in results for step in result["hooked"] for g in step[-2:])
+    assert results[0]["stats"]["buckets_switch"] > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "relative"), [("float64", 1e-12), ("bfloat16", 2e-2), ("float16", 2e-3), ("fp16_wrapper", 2e-3)]
+)
+def test_other_dtypes_take_the_ring(ranks: list[dict[str, Any]], name: str, relative: float) -> None:
+    results = both(ranks, name)
+    check_equal(results, relative)
+    for result in results:
+        assert result["stats"]["buckets_switch"] == 0
+        assert result["stats"]["buckets_ring"] > 1
+
+
+def test_a_model_of_two_dtypes_uses_both_paths(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "mixed_dtypes")
+    check_equal(results, 1e-6)
+    assert [(r["stats"]["buckets_switch"], r["stats"]["buckets_ring"]) for r in results] == [(3, 3), (3, 3)]
+
+
+def test_float16_is_summed_without_overflow(ranks: list[dict[str, Any]]) -> None:
+    assert [r["gradient"] for r in both(ranks, "float16_overflow")] == [40000.0, 40000.0]
+
+
+def test_sparse_gradients_take_the_ring(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "sparse")
+    check_equal(results, 1e-6)
+    assert results[0]["stats"]["buckets_ring"] == 3
+    assert results[0]["stats"]["buckets_switch"] == 3
+
+
+def test_accumulated_gradients_are_reduced_once(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "accumulation")
+    check_equal(results, 1e-6)
+    assert all(r["stats"]["steps"] == 1 for r in results)
+
+
+def test_uneven_inputs_keep_the_mean_over_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "uneven_inputs")
+    assert [r["seen"] for r in results] == [[1.0], [1.0, 0.5]]
+    assert [r["stats"]["buckets_switch"] for r in results] == [2, 2]
+
+
+def test_nan_reaches_every_rank_without_being_an_error(ranks: list[dict[str, Any]]) -> None:
+    for result in both(ranks, "not_finite"):
+        assert all(result["nan"])
+        assert result["error"] is None
+
+
+def test_a_group_of_another_size_takes_its_own_ring(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "subgroup")
+    for result in results:
+        check_equal([result, result], 0.0)
+        assert result["stats"]["buckets_switch"] == 0
+        assert result["stats"]["buckets_ring"] == 1
+    assert not np.array_equal(results[0]["hooked"][0][0], results[1]["hooked"][0][0])
+
+
+def test_a_failed_bucket_stops_the_optimizer_and_nothing_else(ranks: list[dict[str, Any]]) -> None:
+    for result in both(ranks, "failure"):
+        assert result["fired"] == 1
+        assert result["same"]
+        assert result["ranks"] == (1,)
+        assert result["unchanged"]
+        assert any(result["nan"])
+        assert not all(result["nan"])
+        assert result["usable"]
+
+
+def test_the_ranks_agree_on_a_job_name(ranks: list[dict[str, Any]]) -> None:
+    first, second = both(ranks, "job_names")
+    names = [call["job"] for call in first["made"]]
+    assert names == [call["job"] for call in second["made"]]
+    assert len(set(names)) == 2
+    assert [call["rank"] for call in first["made"] + second["made"]] == [0, 0, 1, 1]
+    assert all(call["world_size"] == WORLD for call in first["made"] + second["made"])
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))

@@ -1,0 +1,425 @@
+# SPDX-License-Identifier: Apache-2.0
+"""P4ReduceState and the hooks in one process: bookkeeping, errors, copies, what from_env passes on."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import itertools
+import logging
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
+from torch.nn.parallel import DistributedDataParallel
+
+import p4reduce
+from p4reduce.ddp import P4ReduceState, allreduce_hook, noop_hook
+from p4reduce.ddp import state as state_module
+from p4reduce.errors import ConfigError, JobError, MismatchError, StalledError, UsageError
+
+
+@pytest.fixture(autouse=True)
+def _one_rank() -> Iterator[None]:
+    dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+class FakeCommunicator:
+    """Sums over one rank, or fails: `failures` maps the number of a call to the error its future gets."""
+
+    def __init__(self, failures: dict[int, Exception] | None = None, world_size: int = 1) -> None:
+        self.world_size = world_size
+        self.failures = failures or {}
+        self.calls: list[tuple[int, str]] = []
+        self.fired = 0
+        self.closed = 0
+
+    def allreduce_async(self, array: Any, op: str = "sum", out: Any = None) -> Future[Any]:
+        assert array.dtype == np.float32
+        assert array.ctypes.data == out.ctypes.data, "the hook must reduce in place"
+        number = len(self.calls)
+        self.calls.append((array.size, op))
+        future: Future[Any] = Future()
+        if number in self.failures:
+            self.fired += 1
+            future.set_exception(self.failures[number])
+        else:
+            future.set_result(out)
+        return future
+
+    def stats(self) -> dict[str, int]:
+        return {"frames_sent": len(self.calls)}
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+class FakeBucket:
+    def __init__(self, buffer: torch.Tensor, last: bool = True) -> None:
+        self._buffer, self._last = buffer, last
+
+    def buffer(self) -> torch.Tensor:
+        return self._buffer
+
+    def is_last(self) -> bool:
+        return self._last
+
+
+def model(hidden: int = 16) -> torch.nn.Module:
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(8, hidden), torch.nn.ReLU(), torch.nn.Linear(hidden, 4))
+
+
+def wrapped(state: P4ReduceState) -> DistributedDataParallel:
+    # About 200 bytes: every layer gets a bucket of its own once DDP has rebuilt them after the first step.
+    ddp = DistributedDataParallel(model(), bucket_cap_mb=0.0002)
+    ddp.register_comm_hook(state, allreduce_hook)
+    return ddp
+
+
+def backward(ddp: torch.nn.Module) -> None:
+    ddp(torch.ones(2, 8)).square().sum().backward()
+
+
+def test_float32_goes_to_the_communicator_and_is_counted() -> None:
+    comm = FakeCommunicator()
+    with P4ReduceState(comm) as state:
+        ddp = wrapped(state)
+        for _ in range(3):
+            backward(ddp)
+        parameters = sum(p.numel() for p in ddp.parameters())
+        stats = state.stats()
+    assert stats["steps"] == 3
+    assert stats["buckets_switch"] == len(comm.calls) == 1 + 2 + 2
+    assert stats["buckets_ring"] == 0
+    assert stats["bytes_switch"] == 3 * 4 * parameters == 4 * sum(size for size, _ in comm.calls)
+    assert {op for _, op in comm.calls} == {"mean"}
+    assert stats["comm"] == {"frames_sent": 5}
+    assert stats["error"] is None
+    assert stats["reduce_seconds"] >= stats["wait_seconds"] > 0
+    assert stats["submit_seconds"] > 0
+
+
+def test_mode_off_needs_no_communicator() -> None:
+    with P4ReduceState(None, mode="off") as state:
+        backward(wrapped(state))
+        assert state.stats()["buckets_ring"] == 1
+        assert state.stats()["comm"] == {}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
+def test_other_dtypes_go_to_the_ring(dtype: torch.dtype) -> None:
+    comm = FakeCommunicator()
+    with P4ReduceState(comm) as state:
+        buffer = torch.arange(5).to(dtype)
+        result = allreduce_hook(state, FakeBucket(buffer)).wait()  # type: ignore[arg-type]
+        assert result is buffer
+        assert torch.equal(buffer, torch.arange(5).to(dtype))
+        assert state.stats()["buckets_ring"] == 1
+        assert state.stats()["bytes_ring"] == 5 * buffer.element_size()
+    assert comm.calls == []
+
+
+def test_a_job_of_another_size_sends_everything_to_the_ring(caplog: pytest.LogCaptureFixture) -> None:
+    comm = FakeCommunicator(world_size=2)
+    with caplog.at_level(logging.WARNING, "p4reduce.ddp"), P4ReduceState(comm) as state:
+        backward(wrapped(state))
+        assert state.stats()["buckets_ring"] == 1
+    assert comm.calls == []
+    assert "the job has 2 ranks but the process group 1" in caplog.text
+
+
+def test_a_failed_bucket_lets_backward_return_and_stops_the_optimizer() -> None:
+    error = MismatchError("the ranks disagree", job="train", bucket=3, ranks=(1,))
+    comm = FakeCommunicator({2: error})
+    with P4ReduceState(comm) as state:
+        ddp = wrapped(state)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        backward(ddp)
+        optimizer.step()
+        before = [p.detach().clone() for p in ddp.parameters()]
+        backward(ddp)
+        assert comm.fired == 1
+        assert state.error is error
+        gradients = [p.grad for p in ddp.parameters()]
+        assert sum(bool(g is not None and g.isnan().all()) for g in gradients) == 2, "exactly one layer's bucket failed"
+        for attempt in (optimizer.step, state.check, optimizer.step):
+            with pytest.raises(MismatchError) as caught:
+                attempt()
+            assert caught.value is error
+        assert all(torch.equal(a, b) for a, b in zip(before, ddp.parameters(), strict=True))
+        assert state.stats()["error"] == "MismatchError: the ranks disagree"
+
+
+def test_an_ignored_error_is_raised_by_the_next_backward_pass_and_not_before() -> None:
+    error = JobError("gone")
+    comm = FakeCommunicator({0: error})
+    with P4ReduceState(comm) as state:
+        first = allreduce_hook(state, FakeBucket(torch.ones(3), last=False))  # type: ignore[arg-type]
+        assert first.wait().isnan().all()
+        second = allreduce_hook(state, FakeBucket(torch.ones(3), last=True))  # type: ignore[arg-type]
+        assert torch.equal(second.wait(), torch.ones(3))
+        with pytest.raises(JobError) as caught:
+            allreduce_hook(state, FakeBucket(torch.ones(3)))  # type: ignore[arg-type]
+        assert caught.value is error
+    assert len(comm.calls) == 2
+
+
+def test_ddp_survives_an_error_that_was_raised_at_the_optimizer() -> None:
+    with P4ReduceState(FakeCommunicator({0: JobError("gone")})) as state:
+        ddp = wrapped(state)
+        backward(ddp)
+    # A reducer left in the middle of a pass would refuse the next forward or backward.
+    with ddp.no_sync():
+        backward(ddp)
+    ddp.zero_grad()
+    with ddp.no_sync():
+        backward(ddp)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ddp.parameters())
+
+
+def test_an_error_of_the_call_itself_is_treated_alike() -> None:
+    class Refuses(FakeCommunicator):
+        def allreduce_async(self, array: Any, op: str = "sum", out: Any = None) -> Future[Any]:
+            self.fired += 1
+            raise UsageError("closed")
+
+    comm = Refuses()
+    with P4ReduceState(comm) as state:
+        buffer = torch.ones(4)
+        assert allreduce_hook(state, FakeBucket(buffer)).wait().isnan().all()  # type: ignore[arg-type]
+        assert comm.fired == 1
+        with pytest.raises(UsageError, match="closed"):
+            state.check()
+
+
+def test_the_first_error_wins() -> None:
+    first, second = JobError("first"), JobError("second")
+    comm = FakeCommunicator({0: first, 1: second})
+    with P4ReduceState(comm) as state:
+        for last in (False, True):
+            allreduce_hook(state, FakeBucket(torch.ones(2), last=last)).wait()  # type: ignore[arg-type]
+        assert comm.fired == 2
+        assert state.error is first
+
+
+def test_a_bucket_without_an_answer_ends_at_the_timeout() -> None:
+    class Silent(FakeCommunicator):
+        def allreduce_async(self, array: Any, op: str = "sum", out: Any = None) -> Future[Any]:
+            return Future()
+
+    with P4ReduceState(Silent(), timeout=0.05) as state:
+        assert allreduce_hook(state, FakeBucket(torch.ones(4))).wait().isnan().all()  # type: ignore[arg-type]
+        with pytest.raises(StalledError, match="with 4 elements within"):
+            state.check()
+
+
+def test_futures_complete_in_the_order_of_submission() -> None:
+    waiting: list[Future[Any]] = []
+
+    class Held(FakeCommunicator):
+        def allreduce_async(self, array: Any, op: str = "sum", out: Any = None) -> Future[Any]:
+            waiting.append(Future())
+            return waiting[-1]
+
+    order: list[int] = []
+    with P4ReduceState(Held()) as state:
+        futures = [
+            allreduce_hook(state, FakeBucket(torch.ones(1), last=n == 2))  # type: ignore[arg-type]
+            for n in range(3)
+        ]
+        for n, future in enumerate(futures):
+            future.add_done_callback(lambda _, n=n: order.append(n))  # type: ignore[misc]
+        for held in reversed(waiting):
+            held.set_result(np.ones(1, np.float32))
+        torch.futures.wait_all(futures)
+    assert order == [0, 1, 2]
+
+
+def test_nothing_stays_behind_after_close() -> None:
+    from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+    threads = threading.active_count()
+    hooks = len(_global_optimizer_pre_hooks)
+    comm = FakeCommunicator({0: JobError("gone")})
+    state = P4ReduceState(comm, own_comm=True)
+    ddp = wrapped(state)
+    assert len(_global_optimizer_pre_hooks) == hooks + 1
+    backward(ddp)
+    state.close()
+    state.close()
+    assert comm.closed == 1
+    assert threading.active_count() == threads
+    assert len(_global_optimizer_pre_hooks) == hooks
+    torch.optim.SGD(ddp.parameters(), lr=0.0).step()
+    with pytest.raises(UsageError, match="closed"):
+        allreduce_hook(state, FakeBucket(torch.ones(1)))  # type: ignore[arg-type]
+
+
+def test_a_forgotten_state_ends_its_thread() -> None:
+    threads = threading.active_count()
+    state = P4ReduceState(FakeCommunicator())
+    gone = weakref.ref(state)
+    assert threading.active_count() == threads + 1
+    del state
+    gc.collect()
+    assert gone() is None
+    assert threading.active_count() == threads
+
+
+def test_the_callers_communicator_stays_open() -> None:
+    comm = FakeCommunicator()
+    P4ReduceState(comm).close()
+    assert comm.closed == 0
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
+def test_copies_leave_the_communicator_behind(clone: Any, caplog: pytest.LogCaptureFixture) -> None:
+    with P4ReduceState(FakeCommunicator(), timeout=7.0) as state, caplog.at_level(logging.WARNING, "p4reduce.ddp"):
+        other = clone(state)
+    assert other.timeout == 7.0
+    assert other.stats()["comm"] == {}
+    assert "left out of a saved or copied" in caplog.text
+    assert "make a new one" in caplog.text
+    with pytest.raises(UsageError, match="copy"):
+        allreduce_hook(other, FakeBucket(torch.ones(1)))  # type: ignore[arg-type]
+    other.close()
+
+
+def test_single_gradients_of_torch_compile_are_refused() -> None:
+    with P4ReduceState(FakeCommunicator()) as state, pytest.raises(UsageError, match="optimize_ddp"):
+        allreduce_hook(state, (torch.ones(1), torch.nn.Parameter(torch.ones(1))))  # type: ignore[arg-type]
+
+
+def test_noop_hook_leaves_the_local_gradients() -> None:
+    buffer = torch.arange(3.0)
+    assert noop_hook(None, FakeBucket(buffer)).wait() is buffer  # type: ignore[arg-type]
+    ddp = DistributedDataParallel(model())
+    ddp.register_comm_hook(None, noop_hook)
+    backward(ddp)
+    plain = model()
+    backward(plain)
+    assert all(
+        torch.equal(a.grad, b.grad)  # type: ignore[arg-type]
+        for a, b in zip(ddp.parameters(), plain.parameters(), strict=True)
+    )
+
+
+def test_construction_errors() -> None:
+    with pytest.raises(UsageError, match="communicator"):
+        P4ReduceState(None)
+    with pytest.raises(ConfigError, match="argument mode is 'fast'"):
+        P4ReduceState.from_env(mode="fast")
+
+
+def test_without_torch_distributed_it_says_what_to_call() -> None:
+    dist.destroy_process_group()
+    try:
+        with pytest.raises(UsageError, match="init_process_group"):
+            P4ReduceState(FakeCommunicator())
+    finally:
+        dist.init_process_group("gloo", store=HashStore(), rank=0, world_size=1)
+
+
+class TestFromEnv:
+    @pytest.fixture
+    def calls(self, monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
+        made: list[dict[str, Any]] = []
+
+        def connect(**arguments: Any) -> FakeCommunicator:
+            made.append(arguments)
+            return FakeCommunicator()
+
+        monkeypatch.setattr(p4reduce, "connect", connect, raising=False)
+        for name in (
+            "P4REDUCE_CONFIG",
+            "P4REDUCE_MODE",
+            "P4REDUCE_JOB",
+            "TORCHELASTIC_RUN_ID",
+            "TORCHELASTIC_RESTART_COUNT",
+        ):
+            monkeypatch.delenv(name, raising=False)
+        return made
+
+    def test_without_a_run_id_every_state_gets_a_new_name(
+        self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        P4ReduceState.from_env().close()
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+        P4ReduceState.from_env().close()
+        jobs = [call["job"] for call in calls]
+        assert len(set(jobs)) == 2
+        assert all(job.startswith("train-") for job in jobs)
+        assert [(call["rank"], call["world_size"]) for call in calls] == [(0, 1)] * 2
+
+    def test_a_run_id_names_the_job_the_same_after_a_restart(
+        self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
+        for _ in range(2):
+            # A restarted worker is a new process: it counts its states from the start again.
+            monkeypatch.setattr(state_module, "_names_given", itertools.count())
+            P4ReduceState.from_env().close()
+            P4ReduceState.from_env().close()
+        assert [call["job"] for call in calls] == ["nightly", "nightly-1"] * 2
+
+    def test_a_job_name_somebody_chose_is_kept(
+        self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setenv("P4REDUCE_JOB", "from-env")
+        P4ReduceState.from_env(controller="127.0.0.1:1").close()
+        P4ReduceState.from_env(job="from-argument").close()
+        monkeypatch.delenv("P4REDUCE_JOB")
+        settings = tmp_path / "p4reduce.toml"
+        settings.write_text('[worker]\njob = "from-file"\n')
+        monkeypatch.setenv("P4REDUCE_CONFIG", str(settings))
+        P4ReduceState.from_env().close()
+        # What is not passed on, connect() finds for itself.
+        assert [call.get("job") for call in calls] == [None, "from-argument", None]
+        assert calls[0]["controller"] == "127.0.0.1:1"
+        assert "controller" not in calls[1]
+
+    def test_mode_off_connects_to_nothing(self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("P4REDUCE_MODE", "off")
+        with P4ReduceState.from_env() as state:
+            backward(wrapped(state))
+            assert state.stats()["buckets_ring"] == 1
+        assert calls == []
+        with P4ReduceState.from_env(mode="auto") as state:
+            assert state.mode == "auto"
+        assert len(calls) == 1
+
+    def test_a_bad_mode_names_its_source(self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("P4REDUCE_MODE", "never")
+        with pytest.raises(ConfigError, match="environment variable P4REDUCE_MODE is 'never'"):
+            P4ReduceState.from_env()
+
+    def test_a_failed_connect_leaves_no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        groups: list[Any] = []
+        real = state_module.new_ring_group
+
+        def remember(*arguments: Any) -> Any:
+            groups.append(real(*arguments))
+            return groups[-1]
+
+        def connect(**arguments: Any) -> FakeCommunicator:
+            raise ConfigError("no controller")
+
+        monkeypatch.setattr(state_module, "new_ring_group", remember)
+        monkeypatch.setattr(p4reduce, "connect", connect, raising=False)
+        with pytest.raises(ConfigError, match="no controller"):
+            P4ReduceState.from_env()
+        assert len(groups) == 1
+        with pytest.raises((KeyError, ValueError)):
+            dist.get_process_group_ranks(groups[0])
