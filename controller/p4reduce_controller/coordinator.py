@@ -41,6 +41,8 @@ from p4reduce_controller.store import EpochStore
 
 _LOG = logging.getLogger(__name__)
 
+COUNTERS_SECONDS = 2.0
+"""Status does not wait longer for fresh counters."""
 END = None
 """In a mailbox: nothing more will come."""
 Mail = pb.JoinReply | pb.LeaveReply | pb.Directive | Refusal | None
@@ -241,7 +243,7 @@ class Coordinator:
             self._store.raise_to(max(epochs, default=0))
             wanted = list(self._base)
             for plan in self._jobs.live():
-                if plan.number in epochs:
+                if False:
                     wanted += plan.rest() + plan.admit()
         switch.write(difference(wanted, present))
         self._act(lambda now: self._jobs.switch_up(epochs, now))
@@ -252,13 +254,13 @@ class Coordinator:
     def _refresh_counters(self, only: str) -> None:
         with self._changed:
             runs = [job.run for job in self._jobs.jobs() if job.run is not None and job.live and only in ("", job.name)]
-        if not runs:
+        if not runs or not self._link.connected:
             return
         rows = [[cell.index for cell in run.plan.counters()] for run in runs]
         try:
             values = self._link.ask(
                 lambda switch: switch.read_counters(COUNTER, [index for row in rows for index in row]),
-                self.switch_deadline,
+                min(self.switch_deadline, COUNTERS_SECONDS),
             )
         except SwitchError as error:
             _LOG.info("counters not refreshed: %s", error)

@@ -18,8 +18,13 @@ _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
+class SwitchGoneError(SwitchError):
+    """The switch did not answer: the session is of no more use."""
+
+
 class Switch(Protocol):
-    """A session with a switch that runs our program; `p4rt.SwitchClient` is the real one. SwitchError throughout."""
+    """A session with a switch that runs our program; `p4rt.SwitchClient` is the real one. SwitchError throughout,
+    SwitchGoneError when the switch does not answer."""
 
     @property
     def lost(self) -> str | None:
@@ -61,8 +66,20 @@ class _Work(Generic[T]):
     done: Callable[[T | None, str | None], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _Attempt:
+    """How an attempt to connect ended: a session, or why there is none."""
+
+    switch: Switch | None
+    error: str = ""
+
+
 class SwitchLink:
-    """Keeps a session with the switch and does work on it, one thing after the other."""
+    """Keeps a session with the switch and does work on it, one thing after the other.
+
+    Attempts to connect again have a thread of their own: they may take long, and meanwhile work must fail at once, so
+    that nobody waits for a switch that is away.
+    """
 
     def __init__(
         self,
@@ -86,7 +103,8 @@ class SwitchLink:
         self._longest_pause = longest_pause
         self._pause = first_pause
         self._next_attempt = 0.0
-        self._queue: queue.SimpleQueue[_Work[object] | str | None] = queue.SimpleQueue()
+        self._attempting = False
+        self._queue: queue.SimpleQueue[_Work[object] | _Attempt | str | None] = queue.SimpleQueue()
         self._switch: Switch | None = None
         self._why = "not connected yet"
         self._stopping = False
@@ -100,7 +118,7 @@ class SwitchLink:
 
     def start(self) -> None:
         """Connect for the first time. SwitchError when that fails: nothing is running then."""
-        self._open()
+        self._adopt(self._connect(self._queue.put))
         self._thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:
@@ -136,25 +154,69 @@ class SwitchLink:
             self._notice_loss()
             if isinstance(item, _Work):
                 self._do(item)
-            elif not self._stopping:
-                if self._switch is None:
-                    self._try_again()
-                elif item is None:
-                    self._do(_Work(lambda switch: switch.probe(), self._probed))
+            elif isinstance(item, _Attempt):
+                self._attempted(item)
+            elif item is None and self._switch is not None and not self._stopping:
+                self._do(_Work(lambda switch: switch.probe(), self._probed))
+            if self._switch is None and not self._attempting and time.monotonic() >= self._next_attempt:
+                self._attempting = True
+                threading.Thread(target=self._attempt, name="p4reduce-switch-connect", daemon=True).start()
         while not self._queue.empty():
             item = self._queue.get()
             if isinstance(item, _Work):
                 _finish(item, None, "the controller is stopping")
+            elif isinstance(item, _Attempt) and item.switch is not None:
+                item.switch.close()
 
-    def _next(self) -> _Work[object] | str | None:
-        if self._switch is None:
-            wait = max(self._next_attempt - time.monotonic(), 0.0)
+    def _next(self) -> _Work[object] | _Attempt | str | None:
+        if self._switch is not None:
+            wait: float | None = self._probe_seconds
+        elif self._attempting:
+            wait = None
         else:
-            wait = self._probe_seconds
+            wait = max(self._next_attempt - time.monotonic(), 0.0)
         try:
             return self._queue.get(timeout=wait)
         except queue.Empty:
             return None
+
+    def _attempt(self) -> None:
+        try:
+            switch = self._connect(self._queue.put)
+        except P4ReduceError as error:
+            self._queue.put(_Attempt(None, str(error)))
+        except Exception as error:
+            _LOG.exception("unexpected error while connecting to the switch")
+            self._queue.put(_Attempt(None, f"{type(error).__name__}: {error}"))
+        else:
+            self._queue.put(_Attempt(switch))
+            if self._stopping:
+                switch.close()
+
+    def _attempted(self, attempt: _Attempt) -> None:
+        self._attempting = False
+        error = attempt.error
+        if attempt.switch is not None:
+            try:
+                self._adopt(attempt.switch)
+            except P4ReduceError as failed:
+                error = str(failed)
+            else:
+                _LOG.warning("session with the switch is back")
+                return
+        self._why = error
+        _LOG.info("no session with the switch yet, next attempt in %g s: %s", self._pause, error)
+        self._next_attempt = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, self._longest_pause)
+
+    def _adopt(self, switch: Switch) -> None:
+        try:
+            self._on_up(switch)
+        except BaseException:
+            switch.close()
+            raise
+        self._switch = switch
+        self._pause = self._first_pause
 
     def _do(self, work: _Work[T]) -> None:
         switch = self._switch
@@ -165,6 +227,8 @@ class SwitchLink:
             result = work.run(switch)
         except SwitchError as error:
             # Tell of the loss first, so that nobody takes the failure for the switch's opinion.
+            if isinstance(error, SwitchGoneError):
+                self._down(str(error))
             self._notice_loss()
             _finish(work, None, str(error))
         except Exception as error:
@@ -184,36 +248,14 @@ class SwitchLink:
 
     def _down(self, why: str) -> None:
         switch, self._switch = self._switch, None
+        if switch is None:
+            return
         self._why = why
         self._pause = self._first_pause
         self._next_attempt = time.monotonic()
-        if switch is not None:
-            switch.close()
+        switch.close()
         _LOG.warning("session with the switch lost: %s; running jobs go on, connecting again", why)
         self._on_down(why)
-
-    def _open(self) -> None:
-        switch = self._connect(self._queue.put)
-        try:
-            self._on_up(switch)
-        except BaseException:
-            switch.close()
-            raise
-        self._switch = switch
-        self._pause = self._first_pause
-
-    def _try_again(self) -> None:
-        if time.monotonic() < self._next_attempt:
-            return
-        try:
-            self._open()
-        except P4ReduceError as error:
-            self._why = str(error)
-            _LOG.info("no session with the switch yet, next attempt in %g s: %s", self._pause, error)
-            self._next_attempt = time.monotonic() + self._pause
-            self._pause = min(2 * self._pause, self._longest_pause)
-        else:
-            _LOG.warning("session with the switch is back")
 
 
 def _finish(work: _Work[T], result: T | None, error: str | None) -> None:

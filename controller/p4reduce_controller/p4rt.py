@@ -37,6 +37,7 @@ from p4runtime_sh.p4runtime import P4RuntimeClient, P4RuntimeException  # noqa: 
 from p4reduce.errors import SwitchError
 from p4reduce.pipeline import Pipeline
 from p4reduce_controller.entries import CounterCell, Fields, Group, TableEntry, Update, Verb, deletes
+from p4reduce_controller.link import SwitchGoneError
 
 _LOG = logging.getLogger(__name__)
 
@@ -227,7 +228,8 @@ class _Session(P4RuntimeClient):  # type: ignore[misc]
 class SwitchClient:
     """A switch with the p4reduce program in place, and we are its primary controller.
 
-    SwitchError from every method. Calls may come from any thread; each has a deadline.
+    SwitchError from every method, SwitchGoneError when the switch does not answer. Calls may come from any thread;
+    each has a deadline.
     """
 
     def __init__(
@@ -442,7 +444,9 @@ class SwitchClient:
         return cookie
 
     def _failure(self, what: str, error: grpc.RpcError) -> SwitchError:
-        return SwitchError(f"switch {self.address}: {what}: {error.code().name}: {error.details()}")
+        gone = error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        kind = SwitchGoneError if gone else SwitchError
+        return kind(f"switch {self.address}: {what}: {error.code().name}: {error.details()}")
 
 
 def _open_session(

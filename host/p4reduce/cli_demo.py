@@ -169,6 +169,7 @@ def show(report: DemoReport, console: Console) -> None:
     table.add_column("through the switch", justify="right")
     table.add_row("loss before", f"{report.loss_first:.4f}", f"{report.loss_first:.4f}")
     table.add_row("loss after", f"{report.loss_reference:.4f}", f"{report.loss_p4reduce:.4f}")
+    table.add_row("  with another seed", f"{report.loss_reference_other_seed:.4f}", "")
     table.add_row("seconds", f"{report.seconds_reference:.1f}", f"{report.seconds_p4reduce:.1f}")
     for part, milliseconds in report.step_milliseconds.items():
         table.add_row(f"  ms per step: {part}", "", f"{milliseconds:.1f}")

@@ -60,14 +60,17 @@ class Session:
             if self.closed:
                 return
             self.closed = True
-        rank = self.config.rank
-        pending = self.driver.drain(self.settings.close_timeout if timeout is None else timeout)
-        if pending:
-            self.membership.abort(f"rank {rank} was closed while {pending} of its buckets were pending")
-        self.driver.stop(UsageError(f"rank {rank} of job {self.config.job!r} is closed: connect() again"))
-        self.membership.leave()
-        self.transport.close()
-        self.client.close()
+        rank, pending = self.config.rank, -1
+        try:
+            pending = self.driver.drain(self.settings.close_timeout if timeout is None else timeout)
+        finally:  # also after KeyboardInterrupt, when nobody knows what is pending
+            if pending:
+                count = f"{pending} of its" if pending > 0 else "some of its"
+                self.membership.abort(f"rank {rank} was closed while {count} buckets were pending")
+            self.driver.stop(UsageError(f"rank {rank} of job {self.config.job!r} is closed: connect() again"))
+            self.membership.leave()
+            self.transport.close()
+            self.client.close()
 
 
 class Communicator:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import math
+import socket
 from collections.abc import Iterator
 from typing import Any, NoReturn
 
@@ -12,9 +14,12 @@ from p4reduce import __version__, constants
 from p4reduce.errors import ControllerError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
+from p4reduce.wire import PROFILES
 
 _JOIN_GRACE_SECONDS = 5.0
 """The server ends a Join by itself after `wait_seconds`; the call's own deadline only guards against a dead server."""
+
+_NO_CONNECTION = ("failed to connect", "dns resolution failed", "connection refused", "no route to host")
 
 _CHANNEL_OPTIONS = (
     # A proxy for the internet has no business between a worker and its controller.
@@ -25,6 +30,14 @@ _CHANNEL_OPTIONS = (
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 2000),
 )
+
+
+def _is_ipv4(text: str) -> bool:
+    try:
+        socket.inet_pton(socket.AF_INET, text)
+    except OSError:
+        return False
+    return True
 
 
 class ControllerClient:
@@ -44,12 +57,16 @@ class ControllerClient:
             reply: pb.DescribeReply = self._stub.Describe(request, timeout=self.timeout, wait_for_ready=True)
         except grpc.RpcError as error:
             self._fail("describe", error)
-        if not 0 < reply.udp_port < 1 << 16:
-            raise ControllerError(f"controller {self.address} names UDP port {reply.udp_port}", "INTERNAL")
+        self._refuse(
+            "describe",
+            (reply.profile not in PROFILES, f"profile {reply.profile[:40]!r}, which p4reduce {__version__} lacks"),
+            (not 0 < reply.udp_port < 1 << 16, f"UDP port {reply.udp_port}"),
+            (not reply.loopback and not _is_ipv4(reply.switch_ip), f"switch address {reply.switch_ip[:40]!r}"),
+        )
         return reply
 
     def join(self, request: pb.JoinRequest) -> pb.JoinReply:
-        """Blocks until every rank has joined, at most `request.wait_seconds`."""
+        """Blocks until every rank has joined, at most `request.wait_seconds`. The reply is still to be checked."""
         call = self._stub.Join.future(request, timeout=request.wait_seconds + _JOIN_GRACE_SECONDS)
         try:
             reply: pb.JoinReply = call.result()
@@ -58,26 +75,26 @@ class ControllerClient:
         except BaseException:  # KeyboardInterrupt: the server must not go on waiting for us
             call.cancel()
             raise
-        self._check(reply, request)
         return reply
 
-    def _check(self, reply: pb.JoinReply, request: pb.JoinRequest) -> None:
-        """Refuse a reply that this worker cannot work with, before anything is built from it."""
-        policy = reply.policy
-        problems = [
+    def check(self, reply: pb.JoinReply, world_size: int) -> None:
+        """Refuse a join's reply that no worker can work with. The rank has joined nevertheless, and must leave."""
+        self._refuse(
+            "join",
             (reply.epoch == 0, "epoch 0"),
             (reply.or_slots == 0, "no slots for OR frames"),
             (reply.add_slots == 0, "no slots for ADD frames"),
             (reply.or_slots + reply.add_slots > constants.SLOTS, "more slots than a switch has"),
+            (not _is_ipv4(reply.endpoint_ip), f"endpoint address {reply.endpoint_ip[:40]!r}"),
             (not 0 < reply.endpoint_port < 1 << 16, f"UDP port {reply.endpoint_port}"),
-            (len(reply.members) != request.world_size, f"{len(reply.members)} members"),
-            (not 0 < policy.min_seconds <= policy.max_seconds, "a retransmission policy without sense"),
-            (not 0 < policy.initial_seconds <= policy.deadline_seconds, "a retransmission policy without sense"),
-            (not reply.lease_seconds > 0, "no lease time"),
-        ]
+            (len(reply.members) != world_size, f"{len(reply.members)} members"),
+            (not 0 < reply.lease_seconds < math.inf, f"a lease of {reply.lease_seconds} s"),
+        )
+
+    def _refuse(self, call: str, *problems: tuple[bool, str]) -> None:
         found = [text for wrong, text in problems if wrong]
         if found:
-            raise ControllerError(f"controller {self.address} answered the join with {', '.join(found)}", "INTERNAL")
+            raise ControllerError(f"controller {self.address} answered {call} with {', '.join(found)}", "INTERNAL")
 
     def progress(self, reports: Iterator[pb.ProgressReport]) -> Any:
         """Open the progress stream. Returns the call: iterate it for directives, `cancel()` it to end.
@@ -102,11 +119,16 @@ class ControllerClient:
         return reply
 
     def explain(self, error: grpc.RpcError) -> ControllerError:
-        """A gRPC error as a ControllerError."""
+        """A gRPC error as a ControllerError.
+
+        A controller may answer UNAVAILABLE too, when it has lost the switch; gRPC's own reasons are known by their
+        wording, for nothing else tells them apart.
+        """
         code = error.code()
         name = code.name if code is not None else "UNKNOWN"
         details = error.details() or "no details"
-        if name == "UNAVAILABLE" or (name == "DEADLINE_EXCEEDED" and details == "Deadline Exceeded"):
+        silent = name == "DEADLINE_EXCEEDED" and details == "Deadline Exceeded"
+        if silent or (name == "UNAVAILABLE" and details.lower().startswith(_NO_CONNECTION)):
             return ControllerError(
                 f"controller {self.address} not reachable within {self.timeout:g} s: start it with "
                 f"`p4reduce-controller serve ...`, or set P4REDUCE_CONTROLLER to where it is ({details})",

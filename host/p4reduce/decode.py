@@ -34,8 +34,8 @@ def decode_frame(data: bytes) -> Decoded:
 
     The keys: `source` and `destination` ("address:port"); the header's fields under their names, with `kind` and
     `op` in words, `count` (contribution: None) and `reason` (nack, in words) apart, and `bucket`, `chunk`, `digest` in
-    place of the tag; `slot_version`, which of the slot's two versions; `payload_bytes`; `check_ok`, whether an ADD
-    frame's check fits its payload (None for other frames); `levels`, what an OR frame's thermometers say (None when
+    place of the tag; `slot_version`, which of the slot's two versions; `payload_bytes`; `check_ok`, whether the
+    check is right for payload and header (None for a nack); `levels`, what an OR frame's thermometers say (None when
     they are none); `problems`, a list of sentences, empty for a sound frame. Of a datagram shorter than a header only
     `problems` is known, the rest is None.
 
@@ -96,7 +96,7 @@ def format_frame(decoded: Decoded) -> list[str]:
         f"(version {decoded['slot_version']}), words {decoded['words']}, digest {decoded['digest']:#06x}",
     ]
     if decoded["check_ok"]:
-        lines.append(f"    check {decoded['check']:#018x} fits the payload")
+        lines.append(f"    check {decoded['check']:#018x} is right")
     if decoded["levels"]:
         lines.append(f"    levels {_shown(decoded['levels'])}")
     return lines + _problem_lines(decoded)
@@ -194,12 +194,11 @@ def _form_problems(header: Packet, payload: bytes) -> list[str]:
 
 
 def _judge_payload(decoded: Decoded, header: Packet, payload: bytes) -> None:
-    if header.op == Op.ADD:
-        check = _scapy().payload_check(payload)
-        decoded["check_ok"] = bool(check == header.check)
-        if check != header.check:
-            decoded["problems"].append(f"check failed: the header says {header.check:#018x}, the payload {check:#018x}")
-    elif header.op == Op.OR:
+    check = _scapy().frame_check(header, payload)
+    decoded["check_ok"] = bool(check == header.check)
+    if check != header.check:
+        decoded["problems"].append(f"check failed: the header says {header.check:#018x}, it should be {check:#018x}")
+    if header.op == Op.OR:
         fields = np.frombuffer(payload, dtype=np.uint8).reshape(-1, FIELD_BYTES)
         levels, valid = from_thermometers(from_wire(fields))
         if valid.all():

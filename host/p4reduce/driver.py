@@ -227,7 +227,8 @@ class Driver:
             return
         now = self._clock()
         for pending in arrived:
-            if pending.number < self._limit:
+            # While a verdict is out the epoch is over already: what comes now fails with the rest.
+            if pending.number < self._limit and self._verdict is None:
                 self._core.submit(pending.bucket, now)
         if self._limit_error is not None:
             self._enforce_limit(self._limit_error)

@@ -39,10 +39,16 @@ def splitmix64(seed: int, count: int) -> Groups:
     """First `count` outputs of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)."""
     with np.errstate(over="ignore"):
         z: Groups = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    return mix(z)
+
+
+def mix(z: Groups) -> Groups:
+    """SplitMix64's output function: a bijection of 64-bit integers that spreads every bit."""
+    with np.errstate(over="ignore"):
         z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
         z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
         z ^= z >> np.uint64(31)
-        return z
+    return z
 
 
 @functools.cache

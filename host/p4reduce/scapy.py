@@ -13,6 +13,7 @@ import numpy as np
 
 from p4reduce import constants
 from p4reduce.packetize import check, from_wire
+from p4reduce.signature import expected
 from p4reduce.wire import Kind, Op, Reason, unpack_tag
 
 try:
@@ -74,6 +75,13 @@ def payload_check(payload: bytes) -> int:
     return int(check(from_wire(row))[0])
 
 
+def frame_check(header: Packet, payload: bytes) -> int:
+    """Check that a contribution or result must carry: its signature, and for ADD the payload's linear check."""
+    names = ("epoch", "rank", "round", "tag", "kind", "count_or_reason")
+    linear = payload_check(payload) if header.op == Op.ADD else 0
+    return (linear + expected({name: getattr(header, name) for name in names})) % (1 << 64)
+
+
 def contribution(
     payload: bytes,
     *,
@@ -86,12 +94,12 @@ def contribution(
 ) -> Packet:
     """Build a whole contribution, Ethernet to payload; `header` sets fields of P4Reduce.
 
-    `words` follows from the payload, `check` too (0 for OR frames), unless they are given: a test may lie.
+    `words` follows from the payload, `check` from payload and header, unless they are given: a test may lie.
     """
     if "words" not in header:
         header["words"] = len(payload) // constants.WORD_BYTES
     if "check" not in header:
-        header["check"] = payload_check(payload) if header.get("op", Op.ADD) == Op.ADD else 0
+        header["check"] = frame_check(P4Reduce(**header), payload)
     link = Ether(src=eth_src, dst=eth_dst)
     # Workers send UDP checksum 0, "none": the switch changes the payload and could not correct it.
     network = IP(src=ip_src, dst=ip_dst) / UDP(sport=sport, dport=constants.UDP_PORT, chksum=0)

@@ -129,6 +129,7 @@ def _core_config(settings: Settings, profile: wire.Profile, reply: pb.JoinReply)
 
 
 def _assemble(settings: Settings, client: ControllerClient, transport: Transport, reply: pb.JoinReply) -> Communicator:
+    client.check(reply, settings.world_size)
     transport.set_endpoint((reply.endpoint_ip, reply.endpoint_port))
     config = _core_config(settings, transport.profile, reply)
     core = WorkerCore(config, time.monotonic())

@@ -32,6 +32,9 @@ def rank_main(rank: int, folder: Path, scenario: str) -> None:
     import torch
     import torch.distributed as dist
 
+    if scenario == "restart":
+        restart(folder)
+        return
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -142,6 +145,33 @@ def disagree(rank: int) -> dict[str, Any]:
     state = P4ReduceState.from_env(timeout=60)
     reduced = allreduce_hook(state, Bucket()).wait()  # type: ignore[arg-type]
     return {"error": state.error, "nan": bool(reduced.isnan().all())}
+
+
+def restart(folder: Path) -> None:
+    """Under torchrun: rank 1 dies in the first incarnation, the second trains to the end."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    from p4reduce.ddp import P4ReduceState, allreduce_hook
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", timeout=timedelta(seconds=60))
+    rank, incarnation = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    with P4ReduceState.from_env(timeout=60) as state:
+        comm = state.stats()["comm"]
+        (folder / f"{incarnation}-{rank}.pickle").write_bytes(pickle.dumps((comm["job"], comm["epoch"])))
+        ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
+        ddp.register_comm_hook(state, allreduce_hook)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        for step in range(STEPS):
+            if (incarnation, rank, step) == (0, 1, 2):
+                os._exit(3)
+            optimizer.zero_grad()
+            ddp(data(rank, step)).square().mean().backward()
+            optimizer.step()
+    dist.destroy_process_group()
+    (folder / f"done-{rank}").touch()
 
 
 # -- the tests --
@@ -258,6 +288,32 @@ def test_models_that_differ_are_told_apart(lossless: str, tmp_path: Path) -> Non
     assert all(isinstance(result["error"], JobError) for result in results)
     assert any(type(result["error"]).__name__ == "MismatchError" for result in results)
     assert all(result["nan"] for result in results)
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_the_job_under_a_new_epoch(lossless: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    done = subprocess.run(
+        [*command, __file__, "0", str(tmp_path), "restart"],
+        env={
+            **os.environ,
+            "P4REDUCE_CONTROLLER": lossless,
+            "GLOO_SOCKET_IFNAME": "lo",
+            "OMP_NUM_THREADS": "1",
+            # Otherwise the new workers find the old ones' addresses in torchrun's store, and gloo cannot connect.
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    seen = {path.stem: pickle.loads(path.read_bytes()) for path in tmp_path.glob("*.pickle")}
+    assert sorted(seen) == ["0-0", "0-1", "1-0", "1-1"]
+    assert len({job for job, _ in seen.values()}) == 1
+    assert seen["0-0"][1] == seen["0-1"][1] != seen["1-0"][1] == seen["1-1"][1]
+    assert all((tmp_path / f"done-{rank}").exists() for rank in range(2))
 
 
 def test_example_four_lines(lossless: str) -> None:

@@ -171,31 +171,6 @@ def test_the_timeout_ends_the_demo(demo: Callable[..., RunningDemo]) -> None:
     assert "not done in time" in running.end(1)
 
 
-def test_auto_says_why_it_is_not_bmv2(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from p4reduce.demo import labs
-    from p4reduce.demo.report import DemoOptions
-    from p4reduce.errors import ConfigError
-
-    monkeypatch.setenv("PATH", str(tmp_path))
-    notes: list[str] = []
-    assert labs.choose(DemoOptions(), tmp_path, notes.append).kind == "embedded"
-    assert notes == ["Using the embedded switch, because simple_switch_grpc is not on PATH."]
-    with pytest.raises(ConfigError, match="simple_switch_grpc is not on PATH"):
-        labs.choose(DemoOptions("bmv2"), tmp_path, notes.append)
-
-
-def test_obstacles_of_bmv2(monkeypatch: pytest.MonkeyPatch) -> None:
-    from p4reduce.demo import labs
-    from p4reduce.demo.report import DemoOptions
-
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert "root" in labs.bmv2_obstacle(DemoOptions())
-    monkeypatch.setattr(os, "geteuid", lambda: 0)
-    assert labs.bmv2_obstacle(DemoOptions()) == ""
-    assert "loss" in labs.bmv2_obstacle(DemoOptions(loss=0.1))
-
-
 @pytest.mark.bmv2
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("simple_switch_grpc") is None, reason="simple_switch_grpc is not on PATH")

@@ -8,9 +8,11 @@ than the library: whole arrays in float64 and int64, no wire, no lanes.
 from __future__ import annotations
 
 import socket
+import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,6 +25,9 @@ from p4reduce.core.config import RetransmissionPolicy
 from p4reduce.errors import ConfigError, JobError, MismatchError, StalledError, UsageError, WorkerLostError
 from p4reduce.local_job import LocalJob
 from p4reduce.transport.faults import FaultRates
+from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
+from p4reduce_controller.hosts import Hosts
+from p4reduce_controller.server import ControllerServer
 
 F32 = npt.NDArray[np.float32]
 Members = Sequence[p4reduce.Communicator]
@@ -306,6 +311,50 @@ def test_a_rank_that_does_not_take_part_is_named() -> None:
             assert error.ranks == (2,)
         (error,) = errors_of([late], lambda member: member.barrier())
         assert type(error) is StalledError
+
+
+ANOTHER_PROCESS = """
+import sys
+import numpy as np
+import p4reduce
+
+with p4reduce.connect(sys.argv[1], "job", 1, 2, incarnation=int(sys.argv[2])) as comm:
+    for number in range(int(sys.argv[3])):
+        assert (comm.allreduce(np.full(3000, number, np.float32)) == 2 * number).all()
+    print("done", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_process_that_dies_is_named_and_the_next_incarnation_works() -> None:
+    def start(incarnation: int, buckets: int) -> subprocess.Popen[str]:
+        command = [sys.executable, "-c", ANOTHER_PROCESS, controller.address, str(incarnation), str(buckets)]
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+    def reduce_with_peer(comm: p4reduce.Communicator, peer: subprocess.Popen[str], buckets: int) -> None:
+        for number in range(buckets):
+            assert (comm.allreduce(np.full(3000, number, np.float32)) == 2 * number).all()
+        assert peer.stdout is not None
+        assert peer.stdout.readline() == "done\n"
+
+    with ExitStack() as stack:
+        switch = stack.enter_context(EmbeddedSwitch(udp_ports={1: "127.0.0.1", 2: "127.0.0.1"}))
+        hosts = Hosts.embedded(switch.grpc_address, switch.endpoints, profile="w34")
+        controller = stack.enter_context(ControllerServer(hosts))
+        with start(0, 5) as peer:
+            comm = p4reduce.connect(controller.address, "job", 0, 2)
+            reduce_with_peer(comm, peer, 5)
+            pending = comm.allreduce_async(np.ones(10, np.float32))
+            peer.kill()
+            error = pending.exception(WAIT)
+            assert type(error) is WorkerLostError
+            assert error.ranks == (1,)
+            assert "rank 1" in str(error)
+            comm.close()
+        with start(1, 3) as peer, p4reduce.connect(controller.address, "job", 0, 2, incarnation=1) as comm:
+            reduce_with_peer(comm, peer, 3)
+            assert peer.communicate("go\n", timeout=WAIT)[0] == ""
+            assert peer.returncode == 0
 
 
 def test_wrong_arguments_send_nothing() -> None:

@@ -113,8 +113,15 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         )
         self.lease_seconds = 5.0
         self.or_slots, self.add_slots = 4, 28
-        self.loopback = True
+        self.describe: dict[str, Any] = {
+            "server_version": "0",
+            "profile": profile.name,
+            "switch_ip": LOOPBACK,
+            "udp_port": constants.UDP_PORT,
+            "loopback": True,
+        }
         self.fence_on_trouble = True
+        self.refuse_join: tuple[grpc.StatusCode, str] | None = None
         self.change_reply: Callable[[pb.JoinReply], None] = lambda _: None
         self.trouble: list[tuple[int, pb.Trouble]] = []
         self.jobs: dict[str, FakeJob] = {}
@@ -161,15 +168,11 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     # RPCs.
 
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
-        return pb.DescribeReply(
-            server_version="0",
-            profile=self.profile.name,
-            switch_ip=LOOPBACK,
-            udp_port=constants.UDP_PORT,
-            loopback=self.loopback,
-        )
+        return pb.DescribeReply(**self.describe)
 
     def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        if self.refuse_join is not None:
+            context.abort(*self.refuse_join)
         with self.changed:
             seats = self._waiting.setdefault(request.job, {})
             seats[request.rank] = request
@@ -212,14 +215,23 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         with self.changed:
             job.streams[first.rank] = stream
             self._take_report(job, first)
-        reader = threading.Thread(target=self._read, args=(job, stream, reports), daemon=True)
+        if not context.add_callback(lambda: self._ended(job, stream)):
+            self._ended(job, stream)
+            return
         yield pb.Directive(registered=pb.Registered())
         if job.fence is not None:
             yield pb.Directive(fence=job.fence)
             return
-        reader.start()
+        threading.Thread(target=self._read, args=(job, stream, reports), daemon=True).start()
         while (directive := stream.outbox.get()) is not None:
             yield directive
+
+    def _ended(self, job: FakeJob, stream: Stream) -> None:
+        stream.outbox.put(None)
+        with self.changed:
+            if job.streams.get(stream.rank) is stream:
+                del job.streams[stream.rank]
+            self.changed.notify_all()
 
     def _read(self, job: FakeJob, stream: Stream, reports: Iterator[pb.ProgressReport]) -> None:
         try:
@@ -229,10 +241,6 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         except Exception:  # gRPC raises a bare Exception when the stream is gone
             pass
         stream.outbox.put(None)
-        with self.changed:
-            if job.streams.get(stream.rank) is stream:
-                del job.streams[stream.rank]
-            self.changed.notify_all()
 
     def _take_report(self, job: FakeJob, report: pb.ProgressReport) -> None:
         job.reports[report.rank] = report

@@ -31,6 +31,8 @@ PATIENCE = 2.0
 """Seconds to wait for a frame that must come."""
 GRACE = 0.05
 """Seconds to wait at the end of a case for frames that must not come."""
+REFUSAL = 0.2
+"""Seconds within which a stream that is refused is refused."""
 _STREAM = "/p4.bm.DataplaneInterface/PacketStream"
 
 
@@ -109,11 +111,8 @@ class Bmv2:
         self._stream = self._stub.StreamChannel(iter(self._hello.get, None))
         self._arbitrate()
         self._frames: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        self.arrived: queue.Queue[tuple[int, int, bytes]] = queue.Queue()
-        method = self._channels[1].stream_stream(_STREAM, request_serializer=encode, response_deserializer=decode)
-        self._responses = method(iter(self._frames.get, None))
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
+        self._arrived: queue.Queue[tuple[int, int, bytes]] = queue.Queue()
+        self._responses: Any = None
         self._number = 0
         self._replication: dict[tuple[str, int], Any] = {}
         self._info: Any = None
@@ -124,15 +123,33 @@ class Bmv2:
         self._hello.put(message)
         assert next(self._stream).arbitration.status.code == 0
 
-    def _read(self) -> None:
+    def _open_stream(self) -> None:
+        """The stream is refused until the switch has started, which it does a moment after its first program."""
+        method = self._channels[1].stream_stream(_STREAM, request_serializer=encode, response_deserializer=decode)
+        end = time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            responses = method(iter(self._frames.get, None))
+            refused = threading.Event()
+            reader = threading.Thread(target=self._read, args=(responses, refused), daemon=True)
+            reader.start()
+            if not refused.wait(REFUSAL):
+                self._responses, self._reader = responses, reader
+                return
+            self._frames.put(None)  # ends the refused call's iterator
+        raise TimeoutError(f"simple_switch_grpc took no frames within {DEADLINE} s")
+
+    def _read(self, responses: Any, refused: threading.Event) -> None:
         with contextlib.suppress(grpc.RpcError):
-            for item in self._responses:
-                self.arrived.put(item)
+            for item in responses:
+                self._arrived.put(item)
+        refused.set()
 
     def close(self) -> None:
         self._frames.put(None)
         self._hello.put(None)
-        self._responses.cancel()
+        if self._responses is not None:
+            self._responses.cancel()
+            self._reader.join()
         self._stream.cancel()
         for channel in self._channels:
             channel.close()
@@ -142,7 +159,6 @@ class Bmv2:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        self._reader.join()
         self._scratch.cleanup()
 
     # --- control plane, with the engine's arguments ------------------------------------------------------------------
@@ -159,6 +175,8 @@ class Bmv2:
         request.config.p4info.CopyFrom(self._info)
         request.config.p4_device_config = json.read_bytes()
         self._stub.SetForwardingPipelineConfig(request, timeout=DEADLINE)
+        if self._responses is None:
+            self._open_stream()
 
     def _write(self, kind: int, entity: Any) -> None:
         request = p4runtime_pb2.WriteRequest()
@@ -230,13 +248,13 @@ class Bmv2:
         out: list[tuple[int, bytes]] = []
         while len(out) < expected:
             try:
-                number, egress, packet = self.arrived.get(timeout=max(0.0, end - time.monotonic()))
+                number, egress, packet = self._arrived.get(timeout=max(0.0, end - time.monotonic()))
             except queue.Empty:
                 break
             if number == self._number:
                 out.append((egress, packet))
             else:
-                self.arrived.put((number, egress, packet))
+                self._arrived.put((number, egress, packet))
                 break
         return out
 
@@ -245,7 +263,7 @@ class Bmv2:
         out = []
         with contextlib.suppress(queue.Empty):
             while True:
-                _, port, packet = self.arrived.get(timeout=GRACE)
+                _, port, packet = self._arrived.get(timeout=GRACE)
                 out.append((port, packet))
         return out
 

@@ -7,11 +7,12 @@ import struct
 from dataclasses import dataclass, field
 
 import numpy as np
-from p4reduce import constants, wire
-from p4reduce.wire import Kind, Op
 from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Packet, Raw
+
+from p4reduce import constants, wire
+from p4reduce.wire import Kind, Op
 
 SWITCH_IP = "10.0.0.254"
 SWITCH_MAC = "02:70:34:00:00:fe"

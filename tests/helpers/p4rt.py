@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import grpc
-from helpers.switches import EVENTS, ProgramInfo
 from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
 
+from helpers.switches import EVENTS, ProgramInfo
 from p4reduce import pipeline
 
 DEADLINE = 20.0

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from google.protobuf import text_format
 from p4.config.v1 import p4info_pb2
+
 from p4reduce import constants, pipeline
 from p4reduce_bmv2.embedded.engine import Engine
 

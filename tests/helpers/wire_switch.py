@@ -7,9 +7,10 @@ import select
 import socket
 import time
 
+from scapy.layers.l2 import ARP, Ether
+
 from helpers.frames import Worker, arp_request
 from helpers.p4rt import TableClient
-from scapy.layers.l2 import ARP, Ether
 
 SENTINEL_IP = "10.255.255.254"
 SENTINEL_MAC = "02:70:34:ff:ff:fe"

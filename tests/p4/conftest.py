@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-from helpers.wire_switch import WireSwitch
 from helpers.p4rt import TableClient
 from helpers.switches import EngineSwitch, SwitchUnderTest
+from helpers.wire_switch import WireSwitch
 
 from p4reduce import wire
 from p4reduce_bmv2 import netns

@@ -73,7 +73,7 @@ class TestRunning:
                 process.send_signal(number)
                 assert process.wait(DEADLINE) == 0
                 # A primary that is connected does not hold it up.
-                assert time.monotonic() - begin < 1.0
+                assert time.monotonic() - begin < 5.0
                 assert client.end() in (GrpcCode.OK, GrpcCode.UNAVAILABLE, GrpcCode.CANCELLED)
             assert "Traceback" not in process.communicate()[1]
 

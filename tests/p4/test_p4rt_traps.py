@@ -22,6 +22,7 @@ from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
 from p4reduce import pipeline
 from p4reduce.errors import SwitchError
 from p4reduce_controller.entries import CounterCell, Group, TableEntry, Update, Verb, inserts
+from p4reduce_controller.link import SwitchGoneError
 from p4reduce_controller.p4rt import BATCH, SwitchClient, write_errors
 
 DEADLINE = 20.0
@@ -80,11 +81,18 @@ class ScriptedServer(p4runtime_pb2_grpc.P4RuntimeServicer):
         if self.taken:
             self.taken -= 1
             context.abort(grpc.StatusCode.INVALID_ARGUMENT, "Election id already exists")
-        context.add_callback(lambda: (self.stream_ended.set(), self.stream.put(None)))
-        while (item := self.stream.get()) is not None:
+        script = self.stream
+        context.add_callback(lambda: self._end(script))
+        while (item := script.get()) is not None:
             if item is grpc.RpcError:
                 context.abort(grpc.StatusCode.INTERNAL, "the switch has a headache")
             yield item
+
+    def _end(self, script: queue.SimpleQueue[Any]) -> None:
+        """What is put from now on is for the next session."""
+        self.stream = queue.SimpleQueue()
+        script.put(None)
+        self.stream_ended.set()
 
     def GetForwardingPipelineConfig(self, request: Any, context: Any) -> Any:
         self.calls.append("get")
@@ -270,10 +278,11 @@ def test_packets_and_digests_are_drained(server: ScriptedServer, connect: Callab
 def test_no_pipeline_and_another_pipeline_are_replaced_the_same_one_is_kept(server: ScriptedServer) -> None:
     def calls_of_a_session() -> list[str]:
         server.calls.clear()
+        server.stream_ended.clear()
         server.stream.put(arbitration())
         client = SwitchClient(server.address, W5)
         client.close()
-        server.stream_ended.wait(DEADLINE)
+        assert server.stream_ended.wait(DEADLINE)
         assert client.pushed == ("push" in server.calls)
         return server.calls
 
@@ -375,9 +384,9 @@ def test_every_call_has_a_deadline(server: ScriptedServer, connect: Callable[...
     server.write = lambda *_: server.hang.wait(DEADLINE) and None
     server.capabilities = lambda _: server.hang.wait(DEADLINE) and None
     begin = time.monotonic()
-    with pytest.raises(SwitchError, match="write: DEADLINE_EXCEEDED"):
+    with pytest.raises(SwitchGoneError, match="write: DEADLINE_EXCEEDED"):
         client.write([Update(Verb.INSERT, ENTRY)])
-    with pytest.raises(SwitchError, match="no sign of life: DEADLINE_EXCEEDED"):
+    with pytest.raises(SwitchGoneError, match="no sign of life: DEADLINE_EXCEEDED"):
         client.probe()
     assert time.monotonic() - begin < DEADLINE / 2
 

@@ -16,6 +16,7 @@ from helpers.runtime import CPU_PORT, INSERT, KINDS, Client, Code, Program, grou
 
 from p4reduce import constants, wire
 from p4reduce.errors import SwitchError
+from p4reduce_bmv2.embedded import ports
 from p4reduce_bmv2.embedded.p4runtime.device import MAX_QUEUED_PACKETS
 from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
 
@@ -314,6 +315,14 @@ def test_numbers_that_make_no_sense() -> None:
     ):
         with pytest.raises(SwitchError):
             EmbeddedSwitch(**options)  # type: ignore[arg-type]
+
+
+def test_small_receive_buffer_is_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(ports, "widen_receive_buffer", lambda *_: 1 << 18)
+    with EmbeddedSwitch(udp_ports={1: "127.0.0.1"}) as switch:
+        assert switch.stats()["ports"][1]["receive_buffer"] == 1 << 18
+    assert "256 KiB" in caplog.text
+    assert "net.core.rmem_max" in caplog.text
 
 
 def test_failed_start_leaves_nothing_open() -> None:

@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 
 import numpy as np
 import pytest
 from helpers.frames import SWITCH_IP, SWITCH_MAC, Answer, Contribution, Worker, arp_request, words_of
 from helpers.switches import SwitchUnderTest
-from p4reduce import constants, wire
-from p4reduce.wire import Kind, Op, Reason
 from scapy.layers.inet import IP, TCP, UDP
 from scapy.layers.l2 import ARP, Ether
 from scapy.packet import Raw
+
+from p4reduce import constants, wire
+from p4reduce.wire import Kind, Op, Reason
 
 EPOCH = 7
 ROW = 3
@@ -73,8 +73,8 @@ def contribution(worker: Worker, value: int | list[int], size: int, **fields: ob
 
 
 @pytest.fixture(params=["short", "full"])
-def words(request: pytest.FixtureRequest, profile: wire.Profile) -> Iterator[int]:
-    yield 1 if request.param == "short" else profile.words
+def words(request: pytest.FixtureRequest, profile: wire.Profile) -> int:
+    return 1 if request.param == "short" else profile.words
 
 
 def test_sum_reaches_every_worker_with_its_own_addresses(pair: SwitchUnderTest, words: int) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from p4reduce.errors import SwitchError
 from p4reduce_controller.fake import FakeSwitch
-from p4reduce_controller.link import Switch, SwitchLink
+from p4reduce_controller.link import Switch, SwitchGoneError, SwitchLink
 
 DEADLINE = 20.0
 
@@ -133,6 +133,73 @@ def test_loss_during_work_is_told_before_the_work_fails(rig: Rig) -> None:
     rig.link.submit(work, lambda _, error: order.put(f"failed: {error}"))
     assert order.get(timeout=DEADLINE) == "down"
     assert order.get(timeout=DEADLINE) == "failed: reset"
+
+
+def test_a_switch_that_does_not_answer_is_given_up_at_once(rig: Rig) -> None:
+    def hang(_: Switch) -> None:
+        raise SwitchGoneError("write: DEADLINE_EXCEEDED")
+
+    with pytest.raises(SwitchError, match="DEADLINE_EXCEEDED"):
+        rig.ask(hang)
+    assert rig.event() == "down: write: DEADLINE_EXCEEDED"
+    assert rig.event() == "up"
+    assert rig.switch.sessions[0].lost == "closed"
+
+
+def test_work_fails_at_once_while_an_attempt_to_connect_hangs(rig: Rig) -> None:
+    gate, begun = threading.Event(), threading.Event()
+    connect = rig.switch.connect
+
+    def slow(on_lost: Callable[[str], None]) -> Any:
+        begun.set()
+        gate.wait(DEADLINE)
+        return connect(on_lost)
+
+    rig.link._connect = slow
+    rig.switch.sessions[0].lose("reset")
+    assert rig.event() == "down: reset"
+    assert begun.wait(DEADLINE)
+    for _ in range(3):
+        with pytest.raises(SwitchError, match="no session with the switch: reset"):
+            rig.ask(lambda _: 1)
+    gate.set()
+    assert rig.event() == "up"
+    assert rig.ask(lambda _: 1) == 1
+
+
+def test_a_session_that_comes_after_the_end_is_closed(rig: Rig) -> None:
+    gate, begun = threading.Event(), threading.Event()
+    connect = rig.switch.connect
+
+    def slow(on_lost: Callable[[str], None]) -> Any:
+        begun.set()
+        gate.wait(DEADLINE)
+        return connect(on_lost)
+
+    rig.link._connect = slow
+    rig.switch.sessions[0].lose("reset")
+    assert begun.wait(DEADLINE)
+    attempt = next(thread for thread in threading.enumerate() if thread.name == "p4reduce-switch-connect")
+    rig.link.stop()
+    gate.set()
+    attempt.join(DEADLINE)
+    assert [session.lost for session in rig.switch.sessions] == ["reset", "closed"]
+
+
+def test_a_defect_while_connecting_does_not_end_the_attempts(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    connect = rig.switch.connect
+    failures = iter([KeyError("defect")])
+
+    def shaky(on_lost: Callable[[str], None]) -> Any:
+        for failure in failures:
+            raise failure
+        return connect(on_lost)
+
+    rig.link._connect = shaky
+    rig.switch.sessions[0].lose("reset")
+    assert rig.event() == "down: reset"
+    assert rig.event() == "up"
+    assert "unexpected error while connecting" in caplog.text
 
 
 def test_attempts_go_on_when_the_new_session_fails_at_once(rig: Rig) -> None:

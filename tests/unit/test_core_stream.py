@@ -103,6 +103,44 @@ def test_chunks_that_were_sent_twice_give_no_sample() -> None:
     assert core.counters.rto == POLICY.minimum
 
 
+def test_chunks_that_were_sent_again_early_give_no_sample() -> None:
+    hand, _, frames = job(16, window=8)
+    core = hand.cores[0]
+    hand.now += 0.001
+    deliver(hand, frames)
+    frames = hand.sent(0)
+    hand.now += 0.001
+    deliver(hand, frames[1:])
+    assert chunks_of(hand.sent(0)) == [8]
+    assert core.counters.resent_early == 1
+    before = core.counters.srtt
+    hand.now += 0.0005
+    deliver(hand, frames[:1])
+    assert core.counters.srtt == before
+    assert core.completed == 1
+
+
+def test_chunks_that_waited_out_a_silence_give_no_sample() -> None:
+    hand, _, frames = job(16, window=16)
+    before = hand.cores[0].counters.srtt
+    while hand.now < 0.1:
+        hand.now = deadline(hand)
+        hand.sent(0)
+    deliver(hand, frames[10:11])  # was held back, so it was sent only once
+    hand.sent(0)
+    assert hand.cores[0].counters.srtt == before
+    assert hand.cores[0].counters.rto > 0.1, "no sample ends the back-off, either"
+
+
+def test_results_of_probes_do_not_make_the_rest_look_lost() -> None:
+    hand, _, frames = job(16, window=16)
+    hand.now = deadline(hand)
+    assert chunks_of(hand.sent(0)) == [0, 1, 2, 3]
+    deliver(hand, frames[:4])
+    assert hand.sent(0) == [], "nobody knows which copies these results answer"
+    assert hand.cores[0].counters.resent_early == 0
+
+
 def test_a_silent_stream_sends_only_its_oldest_chunks_again() -> None:
     hand, bucket, frames = job(32, window=32)
     assert len(frames) == 32
@@ -253,6 +291,22 @@ def test_a_stall_is_reported_once_per_deadline() -> None:
     hand.cores[1].submit(Barrier(), hand.now)
     hand.exchange()
     assert hand.cores[0].completed == 1
+
+
+def test_after_a_result_the_deadline_counts_anew() -> None:
+    hand, _, frames = job(2, window=2, policy=RetransmissionPolicy(deadline=1.0))
+    hand.now = 2.5
+    hand.sent(0)
+    assert len(hand.cores[0].events()) == 1
+    deliver(hand, frames[:1])
+    hand.now = 3.4
+    hand.sent(0)
+    assert hand.cores[0].events() == []
+    hand.now = 3.5
+    hand.sent(0)
+    (event,) = hand.cores[0].events()
+    assert isinstance(event, Stalled)
+    assert event.seconds == 1.0
 
 
 def test_a_stall_names_the_bucket_that_waited_longest() -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from p4reduce import wire
+from p4reduce import signature, wire
 from p4reduce.core.batch import SendBatch
 from p4reduce.core.bucket import Barrier, Bucket, Reduction
 from p4reduce.core.events import Completed
@@ -66,7 +66,8 @@ def test_frames_follow_the_wire_format() -> None:
     head = wire.headers_from_bytes(first)[0]
     assert (head["version"], head["kind"], head["op"], head["words"]) == (1, Kind.CONTRIBUTE, Op.OR, 1)
     assert (head["epoch"], head["slot"], head["rank"], head["count_or_reason"]) == (7, 0, 0, 0)
-    assert (head["round"], head["check"], head["tag"]) == (0, 0, wire.pack_tag(0, 0, digest))
+    assert (head["round"], head["tag"]) == (0, wire.pack_tag(0, 0, digest))
+    assert head["check"] == signature.expected(head), "an OR frame's check is its signature alone"
     assert len(first) == 32 + 256
     hand.to_switch(0, first)
     (other,) = hand.sent(1)

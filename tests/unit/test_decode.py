@@ -19,7 +19,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import ARP, Ether
 from scapy.utils import PcapNgWriter, PcapWriter
 
-from p4reduce import constants, wire
+from p4reduce import constants, signature, wire
 from p4reduce.decode import decode_frame, decode_pcap, format_frame, looks_like_frame
 from p4reduce.errors import ConfigError, UsageError
 from p4reduce.packetize import BucketCodec, thermometers, to_wire
@@ -28,6 +28,8 @@ from p4reduce.scapy import contribution, payload_check
 
 PAYLOAD = np.random.default_rng(1).integers(0, 256, 256, dtype=np.uint8).tobytes()
 TAG = wire.pack_tag(11, 12, 0xABC)
+SIGNED = {"kind": wire.Kind.CONTRIBUTE, "epoch": 7, "rank": 1, "round": 9, "tag": TAG, "count_or_reason": 0}
+CHECK = (payload_check(PAYLOAD) + signature.expected(SIGNED)) % 2**64
 
 
 def frame(payload: bytes = PAYLOAD, **header: Any) -> bytes:
@@ -56,7 +58,7 @@ def test_contribution() -> None:
         "reason": None,
         "round": 9,
         "slot_version": 1,
-        "check": payload_check(PAYLOAD),
+        "check": CHECK,
         "bucket": 11,
         "chunk": 12,
         "digest": 0xABC,
@@ -69,7 +71,7 @@ def test_contribution() -> None:
     assert lines == [
         "10.0.0.1:40000 > 10.0.0.254:20532  contribute add, bucket 11, chunk 12",
         "    epoch 7, rank 1, slot 3, round 9 (version 1), words 1, digest 0x0abc",
-        f"    check {payload_check(PAYLOAD):#018x} fits the payload",
+        f"    check {CHECK:#018x} is right",
     ]
 
 
@@ -80,10 +82,10 @@ def test_a_check_that_fails_is_said(where: int) -> None:
     decoded = decode_frame(bytes(damaged))
     assert decoded["check_ok"] is False
     assert len(decoded["problems"]) == 1
-    assert f"check failed: the header says {payload_check(PAYLOAD):#018x}" in decoded["problems"][0]
+    assert f"check failed: the header says {CHECK:#018x}" in decoded["problems"][0]
     assert format_frame(decoded)[0].endswith("chunk 12  PROBLEM")
     assert format_frame(decoded)[-1].startswith("    PROBLEM: check failed")
-    assert not any("fits" in line for line in format_frame(decoded))
+    assert not any("is right" in line for line in format_frame(decoded))
 
 
 def test_result_says_how_many_it_sums() -> None:
@@ -106,7 +108,7 @@ def test_levels_of_an_or_frame() -> None:
     local = np.arange(100, 120, dtype=np.uint8)
     decoded = decode_frame(frame(codec.encode_exponents(local)[0].tobytes(), op=wire.Op.OR))
     assert decoded["levels"] == [*range(100, 120), *[0] * 20]
-    assert (decoded["check_ok"], decoded["problems"], decoded["words"]) == (None, [], 5)
+    assert (decoded["check_ok"], decoded["problems"], decoded["words"]) == (True, [], 5)
     assert format_frame(decoded)[-1].endswith(
         "levels 100 101 102 103 104 105 106 107 108 109 110 111 112 113 114 115 and 24 more, highest 119"
     )

@@ -18,7 +18,7 @@ from scapy.layers.inet import IP, UDP
 from scapy.layers.l2 import Ether
 from scapy.packet import Raw
 
-from p4reduce import constants, wire
+from p4reduce import constants, signature, wire
 from p4reduce.packetize import BucketCodec
 from p4reduce.quantize import LaneFormat, block_exponents
 from p4reduce.scapy import P4Reduce, contribution, payload_check
@@ -85,14 +85,17 @@ def test_contribution_is_a_whole_frame() -> None:
     frame = Ether(data)
     assert (frame[IP].src, frame[IP].dst, frame[UDP].chksum) == ("10.0.0.1", "10.0.0.254", 0)
     assert (frame[UDP].sport, frame[UDP].dport, frame[UDP].len) == (40000, constants.UDP_PORT, 8 + 32 + 1280)
-    header = wire.make_header(kind=1, words=5, epoch=7, slot=8, rank=1, round=9, check=int(checks[0]), tag=tag)
+    header = wire.make_header(kind=1, words=5, epoch=7, slot=8, rank=1, round=9, check=0, tag=tag)
+    check = (int(checks[0]) + signature.expected(wire.headers_from_bytes(header)[0])) % 2**64
+    header = wire.make_header(kind=1, words=5, epoch=7, slot=8, rank=1, round=9, check=check, tag=tag)
     assert data[42:] == header + rows[0].tobytes()
 
 
 def test_contribution_may_be_told_to_lie() -> None:
     ends: dict[str, Any] = {"ip_src": "10.0.0.1", "ip_dst": "10.0.0.2"}
-    assert contribution(bytes([1]) * 256, op=wire.Op.OR, **ends)[P4Reduce].check == 0
-    assert contribution(bytes([1]) * 256, **ends)[P4Reduce].check == payload_check(bytes([1]) * 256) != 0
+    signed = contribution(bytes([1]) * 256, op=wire.Op.OR, **ends)[P4Reduce].check
+    both = contribution(bytes([1]) * 256, **ends)[P4Reduce].check
+    assert 0 != (both - signed) % 2**64 == payload_check(bytes([1]) * 256)
     lie = contribution(bytes(256), words=34, check=5, **ends)[P4Reduce]
     assert (lie.words, lie.check) == (34, 5)
 

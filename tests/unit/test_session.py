@@ -18,6 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from helpers.control import World
@@ -311,7 +312,7 @@ def test_an_explicit_address_is_used(world: World) -> None:
 
 
 def test_a_switch_that_is_not_on_loopback_is_reached_by_routing(world: World) -> None:
-    world.controller.loopback = False
+    world.controller.describe["loopback"] = False
     (comm,) = world.connect(1)
     assert comm._session.transport.local[0] == "127.0.0.1"
 
@@ -331,6 +332,14 @@ def test_missing_ranks_are_named(world: World) -> None:
     assert found.value.code == "DEADLINE_EXCEEDED"
 
 
+def test_a_controller_without_a_switch_speaks_for_itself(world: World) -> None:
+    world.controller.refuse_join = (grpc.StatusCode.UNAVAILABLE, "no session with the switch, join again later")
+    with pytest.raises(ControllerError, match=r"join: controller .*: no session with the switch") as found:
+        world.connect(1)
+    assert found.value.code == "UNAVAILABLE"
+    assert "p4reduce-controller serve" not in str(found.value)
+
+
 def test_mtu_is_checked_before_anybody_waits(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("p4reduce.session.path_mtu", lambda _: 1300)
     with pytest.raises(TransportError, match="profile w5 needs an MTU of 1340"):
@@ -347,12 +356,32 @@ def test_mtu_is_checked_before_anybody_waits(world: World, monkeypatch: pytest.M
         ("add_slots", 1024, "more slots than a switch has"),
         ("endpoint_port", 0, "UDP port 0"),
         ("endpoint_port", 70000, "UDP port 70000"),
-        ("lease_seconds", 0.0, "no lease"),
-        ("lease_seconds", float("nan"), "no lease"),
+        ("endpoint_ip", "switch.example", "endpoint address 'switch.example'"),
+        ("endpoint_ip", "", "endpoint address ''"),
+        ("lease_seconds", 0.0, "a lease of 0.0 s"),
+        ("lease_seconds", float("nan"), "a lease of nan s"),
+        ("lease_seconds", float("inf"), "a lease of inf s"),
     ],
 )
 def test_nonsense_from_the_controller_is_refused(world: World, field: str, value: Any, message: str) -> None:
     world.controller.change_reply = lambda reply: setattr(reply, field, value)
+    with pytest.raises(ControllerError, match=message) as found:
+        world.connect(1)
+    assert found.value.code == "INTERNAL"
+    if field != "epoch":  # 0 is no epoch that could be left
+        assert world.controller.jobs["job"].left == {0}, "the others would wait for this rank"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"profile": "w99"}, "profile 'w99', which p4reduce .* lacks"),
+        ({"udp_port": 0}, "UDP port 0"),
+        ({"loopback": False, "switch_ip": "switch.example"}, "switch address 'switch.example'"),
+    ],
+)
+def test_a_description_that_makes_no_sense_is_refused(world: World, change: dict[str, Any], message: str) -> None:
+    world.controller.describe.update(change)
     with pytest.raises(ControllerError, match=message) as found:
         world.connect(1)
     assert found.value.code == "INTERNAL"
@@ -451,6 +480,23 @@ def test_an_interrupt_while_waiting_leaves_the_communicator_closable(world: Worl
     assert (comms[1].allreduce(array) == 2).all()
     comms[0].close()
     assert comms[0].stats()["completed"] == 1
+
+
+def test_an_interrupt_while_closing_closes_nevertheless(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    comms = world.connect(2)
+    pending = comms[0].allreduce_async(np.ones(3, np.float32))
+    transport = comms[0]._session.transport
+
+    def interrupt(timeout: float) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(comms[0]._session.driver, "drain", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        comms[0].close()
+    assert isinstance(pending.exception(10), UsageError | JobError)
+    assert transport.fileno() == -1
+    with pytest.raises(JobError, match="rank 0 was closed while some of its buckets were pending"):
+        comms[1].barrier()
 
 
 IN_A_SCRIPT = """

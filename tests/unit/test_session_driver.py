@@ -183,6 +183,18 @@ def test_a_fence_beats_an_own_error_of_another_kind(make: Callable[..., Net]) ->
     assert error.ranks == (1,)
 
 
+def test_what_is_submitted_while_the_reason_is_awaited_fails_with_it(make: Callable[..., Net]) -> None:
+    net = make(2)
+    net.verdict_seconds = WAIT
+    net.model.revoke(EPOCH)
+    pending = [net.reduce(0, values(1, 10))]
+    assert net.reported.wait(WAIT)
+    pending += [net.reduce(0, values(2, 10)) for _ in range(3)]
+    net.drivers[0].fence(WorkerLostError("rank 1 is lost", ranks=(1,)))
+    assert {type(error_of(one)) for one in pending} == {WorkerLostError}
+    assert len(net.reports) == 1
+
+
 @pytest.mark.parametrize(
     ("fence", "own"),
     [(MismatchError("the controller's"), True), (JobError("the controller's"), False)],
@@ -225,6 +237,20 @@ def test_a_stall_beyond_the_limit_is_the_peers_leaving(make: Callable[..., Net])
     net.drivers[0].limit(0, WorkerLostError("rank 1 left", ranks=(1,)))
     assert isinstance(error_of(pending), WorkerLostError)
     assert net.reports == []
+
+
+def test_submissions_while_a_verdict_is_out_wait_for_it(make: Callable[..., Net]) -> None:
+    net = make(2)
+    net.verdict_seconds = 0.5
+    net.model.revoke(EPOCH)
+    first = net.reduce(0, values(1, 10))
+    assert net.reported.wait(WAIT)
+    started = time.monotonic()
+    second = net.reduce(0, values(1, 10))
+    errors = [error_of(first), error_of(second)]
+    assert time.monotonic() - started > 0.2
+    assert {str(error) for error in errors} == {str(net.reports[0])}
+    assert len(net.reports) == 1
 
 
 def test_a_stall_is_reported_once(make: Callable[..., Net]) -> None:

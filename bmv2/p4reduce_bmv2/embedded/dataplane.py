@@ -139,6 +139,7 @@ class DataPlane:
                 "tx_frames": counters.tx_frames,
                 "tx_bytes": counters.tx_bytes,
                 "drops": dict(counters.drops),
+                "receive_buffer": port.receive_buffer,
             }
         drops = dict(self.drops)
         if self._engine is not None:

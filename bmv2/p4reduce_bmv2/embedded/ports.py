@@ -25,6 +25,8 @@ HEADERS_BYTES = 14 + 20 + 8
 """Ethernet, IPv4 without options, UDP."""
 RECEIVE_BUFFER = 32 << 20
 """Bytes wanted per port. A full window of w34 frames from every worker must fit while the switch is busy."""
+SMALL_RECEIVE_BUFFER = 2 << 20
+"""Bytes below which a window of 64 w34 frames does not fit; worth a warning."""
 MAX_DATAGRAM = 65535
 _CACHE_ENTRIES = 4096
 _MAX_FAILURES = 16
@@ -62,6 +64,8 @@ class Port(Protocol):
 
     number: int
     counters: PortCounters
+    receive_buffer: int
+    """Bytes that the kernel keeps for frames that have arrived, its own bookkeeping included."""
 
     def fileno(self) -> int:
         """Descriptor to wait on."""

@@ -15,7 +15,7 @@ from p4reduce_bmv2.embedded.p4runtime.device import Device
 from p4reduce_bmv2.embedded.p4runtime.server import P4RuntimeServer
 from p4reduce_bmv2.embedded.p4runtime.status import Refused
 from p4reduce_bmv2.embedded.p4runtime.stubs import p4runtime_pb2, text_format
-from p4reduce_bmv2.embedded.ports import AfPacketPort, Port, UdpPort, parse_endpoint
+from p4reduce_bmv2.embedded.ports import SMALL_RECEIVE_BUFFER, AfPacketPort, Port, UdpPort, parse_endpoint
 from p4reduce_bmv2.embedded.state import MAX_PORT
 
 log = logging.getLogger(__name__)
@@ -106,6 +106,13 @@ class EmbeddedSwitch:
         log.info("P4Runtime on %s, device %d", self._server.address, self._device_id)
         for number, port in sorted(ports.items()):
             log.info("port %d: %s", number, port.describe())
+            if port.receive_buffer < SMALL_RECEIVE_BUFFER:
+                log.warning(
+                    "port %d: the system grants a receive buffer of %d KiB only; bursts will be lost "
+                    "(sysctl net.core.rmem_max, or run as root)",
+                    number,
+                    port.receive_buffer >> 10,
+                )
 
     def stop(self) -> None:
         """Close everything; may be called again."""

@@ -18,8 +18,8 @@ from p4reduce.wire import Op, Profile, pack_tag
 Index = npt.NDArray[np.int64]
 Mask = npt.NDArray[np.bool_]
 
-ENCODE_ELEMENTS = 1 << 15
-"""Elements encoded or decoded at a time, so that they are still in the cache when their frames are sent."""
+ENCODE_ELEMENTS = 1 << 16
+"""Elements encoded or decoded at a time: enough to hide the cost per call, few enough to stay in a core's cache."""
 
 
 class Part(Protocol):
@@ -44,7 +44,10 @@ class Part(Protocol):
         """See to it that rows and checks of the chunks up to `last`, included, are there."""
 
     def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:
-        """Take results of the chunks `index`, no chunk twice; returns which of them were sound."""
+        """Take results of the chunks `index`, no chunk twice; returns which of them were sound.
+
+        `checks` are the results' checks less the signatures of all ranks, native byte order.
+        """
 
 
 class BarrierPart:
@@ -65,7 +68,7 @@ class BarrierPart:
 
     def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:  # noqa: ARG002
         """Sound is a result with nothing set."""
-        sound: Mask = np.logical_not(payload[:, : constants.WORD_BYTES].any(axis=1))
+        sound: Mask = np.logical_not(payload[:, : constants.WORD_BYTES].any(axis=1)) & (checks == 0)
         self.missing -= int(np.count_nonzero(sound))
         return sound
 
@@ -73,9 +76,10 @@ class BarrierPart:
 class ExponentPart:
     """OR chunks of a reduction: thermometers of its block exponents.
 
-    OR frames carry no check. Sound is a result of thermometers only, none for blocks that do not exist and none
-    below this worker's own; for the only worker of a job, none above it, either. Damage that this does not find
-    shows in the digest of the ADD frames, which covers the agreed exponents.
+    OR frames carry no linear check, only the ranks' signatures: every rank was counted once. Sound is a result of
+    thermometers only, none for blocks that do not exist and none below this worker's own; for the only worker of a
+    job, none above it, either. Damage that this does not find shows in the digest of the ADD frames, which covers
+    the agreed exponents.
     """
 
     op = Op.OR
@@ -100,7 +104,7 @@ class ExponentPart:
             self._local = block_exponents(self.reduction.data, self.codec.fmt.block)
             self.rows = self.codec.encode_exponents(self._local)
 
-    def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:  # noqa: ARG002
+    def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:
         """Decode results of OR chunks into `agreed`."""
         sound = np.zeros(len(index), dtype=np.bool_)
         per_chunk = self.codec.payload_bytes // FIELD_BYTES
@@ -111,7 +115,7 @@ class ExponentPart:
             own = self._local[begin : begin + per_chunk]
             blocks, rest = levels[: len(own)], levels[len(own) :]
             fits = (blocks == own) if self.codec.fmt.workers == 1 else (blocks >= own)
-            if valid.all() and fits.all() and not rest.any():
+            if checks[position] == 0 and valid.all() and fits.all() and not rest.any():
                 self.agreed[begin : begin + len(own)] = blocks
                 sound[position] = True
         self.missing -= int(np.count_nonzero(sound))

@@ -59,6 +59,8 @@ class SlotTable:
         self.round = self.headers["round"]
         self.check = self.headers["check"]
         self.tag = self.headers["tag"]
+        self.total: Groups = np.zeros(rows, dtype=np.uint64)
+        """Sum of all ranks' signatures: what a result's check holds besides the linear check of its payload."""
         self.size: Index = np.zeros(rows, dtype=np.int64)
         """Bytes of the frame, header included."""
         self.used: Mask = np.zeros(rows, dtype=np.bool_)

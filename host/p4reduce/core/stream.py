@@ -98,6 +98,7 @@ class Stream:
         # Sent before the stream had a result since it was idle.
         self._waited: Mask = np.zeros(window, dtype=np.bool_)
         self._next_sequence = 0
+        self._idle = True
         self._waiting = True
         self._silent = False
         self._progress = 0.0
@@ -136,7 +137,9 @@ class Stream:
         while position < len(slots):
             which = bisect_right(self._starts, int(chunk[position])) - 1
             start, part = self._starts[which], self._parts[which]
-            stop = position + int(np.searchsorted(chunk[position:], start + part.chunks))
+            stop = len(slots)
+            if int(chunk[-1]) >= start + part.chunks:
+                stop = int(np.searchsorted(chunk, start + part.chunks))
             taken.append((slots[position:stop] + self.base, chunk[position:stop] - start, part))
             part.unsent -= stop - position
             position = stop
@@ -174,6 +177,7 @@ class Stream:
         self._waiting = False
         if self.outstanding == 0:
             self._silent = False
+            self._idle = self.unsent == 0
             self.wake = math.inf
             return
         if self._silent:
@@ -204,7 +208,8 @@ class Stream:
         return int(slots[self._chunk.take(slots).argmin()]) + self.base
 
     def _start(self, slots: Index, now: float) -> None:
-        if self.outstanding == 0:
+        if self._idle:
+            self._idle = False
             self._progress = now
             self._waiting = True
         timeout = self._rtt.timeout

@@ -20,7 +20,7 @@ from collections import deque
 
 import numpy as np
 
-from p4reduce import constants, wire
+from p4reduce import constants, signature, wire
 from p4reduce.core.batch import PayloadRows, ReceiveBatch, SendBatch
 from p4reduce.core.bucket import Barrier, Bucket, Reduction
 from p4reduce.core.buffers import Buffers
@@ -80,6 +80,8 @@ class WorkerCore:
         # ADD chunks of reductions in the OR stream or past it of which none has been sent.
         self._ahead = 0
         self._fresh = False
+        self._key = signature.rank_keys()[config.rank]
+        self._total_key = signature.total_key(config.world_size)
         self._format = LaneFormat(config.lane_bits, config.world_size, config.block)
         self._codecs: dict[int, BucketCodec] = {}
         self._buffers = Buffers()
@@ -196,11 +198,15 @@ class WorkerCore:
             self._ahead -= part.chunks
         part.prepare(int(index[-1]))
         table = self._table
+        rounds = stream.rounds(slots)
         sizes = part.sizes.take(index)
         table.words[slots] = sizes // constants.WORD_BYTES
-        table.round[slots] = stream.rounds(slots)
-        table.check[slots] = part.checks.take(index)
-        table.tag[slots] = np.uint64(part.tag) + (index.astype(np.uint64) << np.uint64(16))
+        table.round[slots] = rounds
+        tags = np.uint64(part.tag) + (index.astype(np.uint64) << np.uint64(16))
+        where = signature.place(self.config.epoch, rounds.astype(np.uint64), tags)
+        table.check[slots] = part.checks.take(index) + where * self._key
+        table.total[slots] = where * self._total_key
+        table.tag[slots] = tags
         table.size[slots] = sizes + constants.HEADER_BYTES
         table.part[slots] = self._keys[part]
         table.index[slots] = index
@@ -283,11 +289,12 @@ class WorkerCore:
 
     def _store(self, part: Part, batch: ReceiveBatch, rows: Index, slots: Index) -> Mask:
         first, last = int(rows[0]), int(rows[-1]) + 1
-        checks = batch.headers["check"]
+        # Without the signatures, what is left must be the linear check of the payload.
+        checks = batch.headers["check"][rows] - self._table.total.take(slots)
         index = self._table.index.take(slots)
         if last - first == len(rows):
-            return part.store(batch.payload[first:last], checks[first:last], index)
-        return part.store(batch.payload[rows], checks[rows], index)
+            return part.store(batch.payload[first:last], checks, index)
+        return part.store(batch.payload[rows], checks, index)
 
     def _free(self, slots: Index, now: float) -> None:
         if len(slots) == 0:

@@ -26,6 +26,7 @@ _PACKAGES = {
     "torch": "torch",
     "p4runtime_sh": "controller",
     "p4": "bmv2",
+    "rich": "controller",
 }
 """Modules the demo needs, and the extras of p4reduce that bring them."""
 _TICK_SECONDS = 0.2
@@ -47,7 +48,7 @@ class DemoTimeout(P4ReduceError):
 
 def require_packages() -> None:
     """ConfigError, naming what to install, when a package the demo needs is missing."""
-    missing = [extra for module, extra in _PACKAGES.items() if importlib.util.find_spec(module) is None]
+    missing = {extra: True for module, extra in _PACKAGES.items() if importlib.util.find_spec(module) is None}
     if missing:
         raise ConfigError(
             f"the demo needs packages that are not installed: pip install 'p4reduce[{','.join(missing)}]'"
