@@ -243,7 +243,7 @@ class Coordinator:
             self._store.raise_to(max(epochs, default=0))
             wanted = list(self._base)
             for plan in self._jobs.live():
-                if False:
+                if plan.number in epochs:
                     wanted += plan.rest() + plan.admit()
         switch.write(difference(wanted, present))
         self._act(lambda now: self._jobs.switch_up(epochs, now))
@@ -297,5 +297,5 @@ def _remove(plan: Epoch, switch: Switch) -> dict[str, int]:
     """Keep the epoch's counters, then take its entries away. Admit entries too: a switch may have been restarted."""
     indices = [cell.index for cell in plan.counters()]
     counters = dict(zip(COUNTER_NAMES, switch.read_counters(COUNTER, indices), strict=True))
-    switch.write(plan.revoke() + plan.remove(), missing_ok=True)
+    switch.write(plan.remove(), missing_ok=True)
     return counters
