@@ -297,5 +297,5 @@ def _remove(plan: Epoch, switch: Switch) -> dict[str, int]:
     """Keep the epoch's counters, then take its entries away. Admit entries too: a switch may have been restarted."""
     indices = [cell.index for cell in plan.counters()]
     counters = dict(zip(COUNTER_NAMES, switch.read_counters(COUNTER, indices), strict=True))
-    switch.write(plan.remove(), missing_ok=True)
+    switch.write(plan.revoke() + plan.remove(), missing_ok=True)
     return counters

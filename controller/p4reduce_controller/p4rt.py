@@ -84,7 +84,7 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercep
         self._seconds = seconds
 
     def _with_deadline(self, details: Any) -> Any:
-        timeout = self._seconds if details.timeout is None else details.timeout
+        timeout = details.timeout
         return _CallDetails(
             details.method,
             timeout,

@@ -193,9 +193,10 @@ def sentences(report: DemoReport) -> list[str]:
     difference = abs(report.loss_p4reduce - report.loss_reference)
     spread = abs(report.loss_reference_other_seed - report.loss_reference)
     verdict = "less" if report.closer_than_seeds else "not less"
+    change = f"changed the final loss by {difference:.1g}" if difference else "changed no bit of the final loss"
     return [
         same,
-        f"The switch changed the final loss by {difference:.1g}, {verdict} than another seed does ({spread:.1g}); "
+        f"The switch {change}, {verdict} than another seed does ({spread:.1g}); "
         f"exactly it is {report.loss_p4reduce_hex}.",
         f"Switch {report.switch}, profile {report.profile}, frame loss {report.frame_loss:g}; "
         f"{report.seconds:.0f} s in all.",

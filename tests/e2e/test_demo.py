@@ -111,28 +111,35 @@ def report(*arguments: str) -> dict[str, Any]:
     return found
 
 
+FOUR = ("--switch", "embedded", "--workers", "4", "--steps", "40")
+
+
+@pytest.fixture(scope="module")
+def four_workers() -> dict[str, Any]:
+    return report(*FOUR)
+
+
 @pytest.mark.slow
-def test_the_switch_trains_as_well_as_plain_ddp() -> None:
-    found = report("--switch", "embedded", "--steps", "60")
-    assert (found["switch"], found["workers"], found["steps"]) == ("embedded", 2, 60)
-    assert found["loss_reference"] < found["loss_first"] - 2.0
-    assert found["loss_p4reduce"] < found["loss_first"] - 2.0
+def test_the_switch_trains_as_well_as_plain_ddp(four_workers: dict[str, Any]) -> None:
+    found = four_workers
+    assert (found["switch"], found["workers"], found["steps"]) == ("embedded", 4, 40)
+    assert found["loss_reference"] < found["loss_first"] - 1.5
+    assert found["loss_p4reduce"] < found["loss_first"] - 1.5
     assert found["closer_than_seeds"]
     assert found["ranks_bit_identical"]
-    assert found["buckets_switch"] > 2 * 60
+    assert found["buckets_switch"] > 2 * 40
     assert found["buckets_ring"] == 0
     assert found["frames_sent"] > found["buckets_switch"]
-    assert found["seconds"] < 170
 
 
 @pytest.mark.slow
-def test_lost_frames_change_no_bit_of_the_loss() -> None:
-    arguments = ("--switch", "embedded", "--workers", "4", "--steps", "10")
-    without, with_loss = report(*arguments), report(*arguments, "--loss", "0.01")
-    assert with_loss["retransmissions"] > 0
+def test_lost_frames_change_no_bit_of_the_loss(four_workers: dict[str, Any]) -> None:
+    lossy = report(*FOUR, "--loss", "0.01")
+    assert lossy["retransmissions"] > 0
+    assert lossy["frame_loss"] == 0.01
     for key in ("loss_p4reduce_hex", "parameters_sha256", "loss_reference", "buckets_switch"):
-        assert with_loss[key] == without[key]
-    assert with_loss["ranks_bit_identical"]
+        assert lossy[key] == four_workers[key]
+    assert lossy["ranks_bit_identical"]
 
 
 @pytest.mark.slow

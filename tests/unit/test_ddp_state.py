@@ -8,6 +8,8 @@ import gc
 import itertools
 import logging
 import pickle
+import subprocess
+import sys
 import threading
 import weakref
 from collections.abc import Iterator
@@ -423,3 +425,10 @@ class TestFromEnv:
         assert len(groups) == 1
         with pytest.raises((KeyError, ValueError)):
             dist.get_process_group_ranks(groups[0])
+
+
+def test_without_torch_the_import_names_the_extra() -> None:
+    script = "import sys; sys.modules['torch'] = None; import p4reduce.ddp"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "pip install 'p4reduce[torch]'" in done.stderr

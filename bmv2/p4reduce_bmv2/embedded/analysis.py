@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p4reduce_bmv2.embedded.program import (
-    ActionCall,
     Argument,
     Calculation,
     Conditional,
@@ -68,8 +67,6 @@ class Effects:
         for part in value.parts:
             if isinstance(part, Field):
                 self.reads.add(part)
-            elif isinstance(part, Header):
-                self.whole.add(part)
 
     def write(self, target: Field) -> None:
         self.writes.add(target)
@@ -91,6 +88,12 @@ class Effects:
             self.touched.add(target)
             self.moved.add(target)
             self.whole.update((target, source))
+        elif op == "assign_header_stack":
+            one, other = want(Stack, args[0]), want(Stack, args[1])
+            self.stacks.add(one)
+            self.touched.update(one.headers)
+            self.moved.update(one.headers)
+            self.whole.update(one.headers + other.headers)
         elif op in ("add_header", "remove_header"):
             target = want(Header, args[0])
             self.touched.add(target)
@@ -190,9 +193,6 @@ def _pipeline(program: Program, name: str) -> Effects:
     for node in program.pipelines[name].nodes.values():
         if isinstance(node, Conditional):
             effects.expr(node.condition)
-        elif isinstance(node, ActionCall):
-            for call in node.action.body:
-                effects.primitive(call)
         elif isinstance(node, TableNode):
             for key in node.keys:
                 effects.expr(key.value)

@@ -6,7 +6,6 @@ Input is a number `data` of `bits` bits, most significant bit first; the last by
 
 from __future__ import annotations
 
-import binascii
 import zlib
 from collections.abc import Callable
 
@@ -46,33 +45,19 @@ def crc16(data: int, bits: int) -> int:
     return crc
 
 
-def crc_ccitt(data: int, bits: int) -> int:
-    """CRC-16 with polynomial 0x1021, not reflected, initial value 0xffff."""
-    return binascii.crc_hqx(to_bytes(data, bits), 0xFFFF)
-
-
 def crc32(data: int, bits: int) -> int:
     """CRC-32 (IEEE 802.3)."""
     return zlib.crc32(to_bytes(data, bits))
 
 
-def _xor(width: int) -> Callable[[int, int], int]:
-    mask = (1 << width) - 1
-
-    def xor(data: int, bits: int) -> int:
-        data <<= -bits % width
-        result = 0
-        while data:
-            result ^= data & mask
-            data >>= width
-        return result
-
-    xor.__name__ = f"xor{width}"
-    return xor
-
-
-xor16 = _xor(16)
-xor32 = _xor(32)
+def xor16(data: int, bits: int) -> int:
+    """Exclusive or of the 16-bit words."""
+    data <<= -bits % 16
+    result = 0
+    while data:
+        result ^= data & 0xFFFF
+        data >>= 16
+    return result
 
 
 def identity(data: int, bits: int) -> int:
@@ -82,25 +67,14 @@ def identity(data: int, bits: int) -> int:
 
 HASHES: dict[str, Callable[[int, int], int]] = {
     "csum16": csum16,
-    "cksum16": csum16,
     "crc16": crc16,
     "crc16_custom": crc16,
-    "crcCCITT": crc_ccitt,
     "crc32": crc32,
     "crc32_custom": crc32,
     "xor16": xor16,
-    "xor32": xor32,
     "identity": identity,
 }
 """The custom CRCs have BMv2's initial parameters; only its Thrift interface could change them."""
 
-HASH_BITS = {
-    "csum16": 16,
-    "cksum16": 16,
-    "crc16": 16,
-    "crc16_custom": 16,
-    "crcCCITT": 16,
-    "crc32": 32,
-    "crc32_custom": 32,
-}
+HASH_BITS = {"csum16": 16, "crc16": 16, "crc16_custom": 16, "crc32": 32, "crc32_custom": 32, "xor16": 16}
 """Width of a result in bits, where it is less than 64."""

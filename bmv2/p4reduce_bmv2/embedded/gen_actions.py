@@ -50,7 +50,8 @@ def structure(action: Action) -> list[Statement]:
 
 
 def _region(action: Action, start: int, end: int) -> list[Statement]:
-    body, result = action.body, []
+    body = action.body
+    result: list[Statement] = []
     position = start
     while position < end:
         call = body[position]
@@ -172,6 +173,12 @@ class ActionWriter(Writer):
         self.line(f"else: {v.valid} = 0")
         self.forget(target)
 
+    def _assign_stack(self, args: Sequence[Argument]) -> None:
+        target, source = want(Stack, args[0]), want(Stack, args[1])
+        self.line(f"{self.layout.next[target]} = {self.layout.next[source]}")
+        for a, b in zip(target.headers, source.headers, strict=True):
+            self._assign_header((a, b))
+
     def copy_header(self, target: Header, source: Header) -> None:
         """Make the target an image of the source, with everything that is known of its bytes."""
         a, b = self.layout.headers[target], self.layout.headers[source]
@@ -213,7 +220,7 @@ class ActionWriter(Writer):
 
     def _resize(self, header: Header, sign: str) -> None:
         if self.counts_length:
-            extra = "" if header.varbit is None else f" {sign} len({self.layout.headers[header].varbit})"
+            extra = "" if header.varbit is None else f" + len({self.layout.headers[header].varbit})"
             self.line(f"size {sign}= {header.fixed_bytes}{extra}")
 
     def _push(self, args: Sequence[Argument]) -> None:
@@ -356,18 +363,17 @@ class ActionWriter(Writer):
         """A calculation's input in pieces: header that must be valid, shifted values, bits, varbit variable."""
         runs: list[tuple[Header | None, list[tuple[str, int]], str | None]] = []
         for part in calculation.parts:
-            for piece in part.fields if isinstance(part, Header) else [part]:
-                if isinstance(piece, tuple):
-                    header, item = None, (number(piece[0]).text, piece[1])
-                else:
-                    header = None if piece.header.metadata else piece.header
-                    if piece.varbit:
-                        runs.append((header, [], self.layout.fields[piece]))
-                        continue
-                    item = (self.unsigned(piece).text, piece.width)
-                if not runs or runs[-1][0] is not header or runs[-1][2]:
-                    runs.append((header, [], None))
-                runs[-1][1].append(item)
+            if isinstance(part, tuple):
+                header, item = None, (number(part[0]).text, part[1])
+            else:
+                header = None if part.header.metadata else part.header
+                if part.varbit:
+                    runs.append((header, [], self.layout.fields[part]))
+                    continue
+                item = (self.unsigned(part).text, part.width)
+            if not runs or runs[-1][0] is not header or runs[-1][2]:
+                runs.append((header, [], None))
+            runs[-1][1].append(item)
         result = []
         for header, items, varbit in runs:
             width = right = sum(w for _, w in items)
@@ -412,13 +418,11 @@ class ActionWriter(Writer):
         texts = "".join(f"{self.value(v).text}, " for v in values)
         self.line(f"{log}({want(str, args[0])!r}, ({texts}))")
 
-    def _nothing(self, args: Sequence[Argument]) -> None:
-        """no_op."""
-
     _writers: ClassVar[dict[str, Callable[[ActionWriter, Sequence[Argument]], None]]] = {
         "assign": _assign,
         "assign_VL": _assign_varbit,
         "assign_header": _assign_header,
+        "assign_header_stack": _assign_stack,
         "add_header": _add_header,
         "remove_header": _remove_header,
         "push": _push,
@@ -437,19 +441,12 @@ class ActionWriter(Writer):
         "assert": _assert,
         "assume": _assert,
         "log_msg": _log,
-        "no_op": _nothing,
     }
 
 
 def _inputs(calculation: Calculation) -> list[Field]:
     """Fields that a calculation reads."""
-    found: list[Field] = []
-    for part in calculation.parts:
-        if isinstance(part, Header):
-            found += part.fields
-        elif isinstance(part, Field):
-            found.append(part)
-    return found
+    return [part for part in calculation.parts if isinstance(part, Field)]
 
 
 def _mentions(branch: Branch, op: str) -> bool:

@@ -16,7 +16,6 @@ from p4reduce_bmv2.embedded.gen_parser import MAX_COPIES, MAX_DEPTH, ParserWrite
 from p4reduce_bmv2.embedded.loader import successors
 from p4reduce_bmv2.embedded.program import (
     Action,
-    ActionCall,
     Conditional,
     Node,
     Ref,
@@ -115,9 +114,6 @@ class ControlWriter(ParserWriter):
     def _node(self, node: Node, join: str | None) -> None:
         if isinstance(node, Conditional):
             self._conditional(node, join)
-        elif isinstance(node, ActionCall):
-            self.action(node.action, ())
-            self._go(node.next, join)
         else:
             self._table(node, join)
 
@@ -159,8 +155,14 @@ class ControlWriter(ParserWriter):
         self.known &= after
 
     def _key_part(self, key: TableKey) -> str:
-        value = self.unsigned(key.value.field) if isinstance(key.value, Ref) else self.value(key.value)
-        return value.text if key.mask is None else f"{value.text} & {hex(key.mask)}"
+        text = self.value(key.value).text
+        if isinstance(key.value, Ref):
+            text = self.unsigned(key.value.field).text
+            header = self.layout.headers.get(key.value.field.header)
+            if header is not None:
+                # Here alone BMv2 looks at validity when it reads a field.
+                text = f"({text} if {header.valid} else 0)"
+        return text if key.mask is None else f"{text} & {hex(key.mask)}"
 
     def _hit(self, table: TableNode, join: str | None) -> None:
         if table.counters:

@@ -87,7 +87,9 @@ class PacketWriter(ControlWriter):
         return f"{self.names.bind(Slot('call', 'clock'))}()"
 
     def _start(self) -> None:
-        names, flags, varbits = list(self.metadata), [], []
+        names = list(self.metadata)
+        flags: list[str] = []
+        varbits: list[str] = []
         for v in self.layout.headers.values():
             names.append(v.valid)
             if v.mutable:

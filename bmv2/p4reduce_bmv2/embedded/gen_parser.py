@@ -80,7 +80,7 @@ def after(op: ParserOp, position: Position) -> Position:
         target = op.args[0]
         header = target.headers[0] if isinstance(target, Stack) else want(Header, target)
         return position + header.fixed_bytes
-    if op.op in ("advance", "shift"):
+    if op.op == "advance":
         bits = op.args[0]
         return position + bits.value // 8 if isinstance(bits, Const) and bits.value % 8 == 0 else None
     return None if op.op == "extract_VL" else position

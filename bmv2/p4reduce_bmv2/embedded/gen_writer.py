@@ -25,7 +25,7 @@ from p4reduce_bmv2.embedded.program import (
     Program,
     Ref,
     SameHeader,
-    StackCount,
+    StackIndex,
     StackLast,
     Valid,
 )
@@ -77,10 +77,8 @@ class Writer:
             return Value(self.layout.headers[e.header].valid, 0, 1)
         if isinstance(e, StackLast):
             return self._stack_last(e)
-        if isinstance(e, StackCount):
-            name = self.layout.next[e.stack]
-            size = len(e.stack.headers)
-            return Value(f"({name} - 1)", -1, size - 1) if e.minus else Value(name, 0, size)
+        if isinstance(e, StackIndex):
+            return Value(f"({self.layout.next[e.stack]} - 1)", -1, len(e.stack.headers) - 1)
         if isinstance(e, SameHeader):
             return self._same_header(e)
         if isinstance(e, Lookahead):
@@ -243,7 +241,7 @@ def signed_write(value: int, width: int) -> int:
     return value
 
 
-# --- bounds ------------------------------------------------------------------------------------------------------------
+# --- bounds ----------------------------------------------------------------------------------------------------------
 
 
 def _both(function: Callable[[int, int], int], a: int | None, b: int | None) -> int | None:
@@ -274,18 +272,6 @@ def _mul(a: Value, b: Value) -> Value:
     bounded = _natural(a, b)
     low, high = (_both(int.__mul__, a.low, b.low), _both(int.__mul__, a.high, b.high)) if bounded else (None, None)
     return Value(f"({a.text} * {b.text})", low, high)
-
-
-def _divide(operator: str) -> Callable[[Value, Value], Value]:
-    def make(a: Value, b: Value) -> Value:
-        text = f"({a.text} {operator} {b.text})"
-        if not (b.low is not None and b.low > 0):
-            text = f"({a.text} {operator} {b.text} if {b.text} > 0 else 0)"
-        if not _natural(a, b):
-            return Value(text, None, None)
-        return Value(text, 0, a.high if operator == "//" else _both(min, a.high, b.high))
-
-    return make
 
 
 def _shift_left(a: Value, b: Value) -> Value:
@@ -361,8 +347,6 @@ _OPERATORS: dict[str, Callable[..., Value]] = {
     "+": _add,
     "-": _sub,
     "*": _mul,
-    "/": _divide("//"),
-    "%": _divide("%"),
     "<<": _shift_left,
     ">>": _shift_right,
     "&": _and,

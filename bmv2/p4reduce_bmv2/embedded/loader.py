@@ -12,7 +12,6 @@ from p4reduce_bmv2.embedded.loader_code import CodeReader
 from p4reduce_bmv2.embedded.program import (
     CLAIMS,
     Action,
-    ActionCall,
     Bool,
     Checksum,
     Conditional,
@@ -52,18 +51,29 @@ def load(source: Mapping[str, Any] | str | bytes) -> Program:
         except ValueError as error:
             raise ProgramError(f"not JSON: {error}") from None
     else:
-        root = source
-    if not isinstance(root, Mapping):
+        root = dict(source) if isinstance(source, Mapping) else source
+    if not isinstance(root, dict):
         raise ProgramError("not a BMv2 program: the JSON is no object")
-    return _Loader(root).program
+    loader = _Loader(root)
+    try:
+        program = loader.read()
+    except ProgramError:
+        # What is not supported may be why something else was not found.
+        if not loader.unsupported:
+            raise
+    if loader.unsupported:
+        raise UnsupportedProgram(loader.unsupported)
+    return program
 
 
 class _Loader(CodeReader):
-    """One load. Unsupported nodes are collected and raised together at the end."""
+    """One load. Unsupported nodes are collected, so that all are known at the end."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
-        super().__init__(root)
+    def read(self) -> Program:
+        """The whole program."""
+        root = self.root
         self._check_version()
+        self._note_unsupported_sections()
         self._read_headers()
         self.read_objects()
         self.actions = self._read_actions()
@@ -76,8 +86,7 @@ class _Loader(CodeReader):
         for name in ("ingress", "egress"):
             if name not in pipelines:
                 raise ProgramError(f"pipelines: there is no {name!r}")
-        self._note_unsupported_sections()
-        program = Program(
+        return Program(
             name=str(root.get("program", "")),
             headers=self.headers,
             stacks=self.stacks,
@@ -92,12 +101,9 @@ class _Loader(CodeReader):
             counters=self.counters,
             field_lists=self.field_lists,
         )
-        if self.unsupported:
-            raise UnsupportedProgram(self.unsupported)
-        self.program = program
 
     def _check_version(self) -> None:
-        meta = self.get(self.root, "__meta__", Mapping, "program")
+        meta = self.get(self.root, "__meta__", dict, "program")
         version = self.get(meta, "version", list, "__meta__")
         if len(version) != 2 or version[0] != 2:
             raise ProgramError(f"__meta__: JSON format version {version} is not 2.x")
@@ -129,7 +135,7 @@ class _Loader(CodeReader):
         if missing:
             raise ProgramError(f"standard_metadata lacks {', '.join(missing)}: not a v1model program")
 
-    def _make_header(self, name: str, type_name: str, raw: Mapping[str, Any], metadata: bool) -> Header:
+    def _make_header(self, name: str, type_name: str, raw: dict[str, Any], metadata: bool) -> Header:
         where = f"header type {type_name}"
         header = Header(name, type_name, metadata, int(raw.get("max_length") or 0))
         if "length_exp" in raw:
@@ -207,7 +213,7 @@ class _Loader(CodeReader):
     def _targets(state: State) -> list[str | None]:
         return [*(t.target for t in state.transitions), state.default]
 
-    def _read_state(self, raw: Mapping[str, Any]) -> State:
+    def _read_state(self, raw: dict[str, Any]) -> State:
         name = self.text(raw, "name", "parse_states")
         where = f"parser state {name}"
         state = State(name, [], [], [], None)
@@ -226,7 +232,7 @@ class _Loader(CodeReader):
             self._read_transition(raw_transition, state, where)
         return state
 
-    def _read_transition(self, raw: Mapping[str, Any], state: State, where: str) -> None:
+    def _read_transition(self, raw: dict[str, Any], state: State, where: str) -> None:
         kind = raw.get("type", "hexstr")
         target = raw.get("next_state")
         if kind == "default" or raw.get("value") == "default":
@@ -249,13 +255,13 @@ class _Loader(CodeReader):
             return  # asks for a bit outside the field: can never match
         state.transitions.append(Transition(tuple(parts), target))
 
-    def _read_parser_op(self, raw: Mapping[str, Any], where: str) -> ParserOp | None:
+    def _read_parser_op(self, raw: dict[str, Any], where: str) -> ParserOp | None:
         op = self.text(raw, "op", where)
         if op not in CLAIMS["parser op"]:
             self.unsupported.add(f"parser op {op} in {where}")
             return None
         args = self.get(raw, "parameters", list, where)
-        counts = {"extract": 1, "extract_VL": 2, "set": 2, "verify": 2, "shift": 1, "advance": 1, "primitive": 1}
+        counts = {"extract": 1, "extract_VL": 2, "set": 2, "verify": 2, "advance": 1, "primitive": 1}
         if len(args) != counts[op]:
             raise ProgramError(f"{where}: {op} has {len(args)} parameters instead of {counts[op]}")
         if op == "primitive":
@@ -266,6 +272,9 @@ class _Loader(CodeReader):
             if kind not in ("regular", "stack"):
                 self.unsupported.add(f"parser op {op} of a {kind} in {where}")
                 return None
+            if op == "extract_VL" and kind == "stack":
+                self.unsupported.add(f"parser op extract_VL of a stack in {where}")
+                return None
             name = self.text(args[0], "value", where)
             target = self.header(name, where) if kind == "regular" else self.stack(name, where)
             return ParserOp(op, (target, *(self.expression(a, where) for a in args[1:])))
@@ -273,8 +282,6 @@ class _Loader(CodeReader):
             return ParserOp(
                 op, (self.field(self.get(args[0], "value", list, where), where), self.value(args[1], where))
             )
-        if op == "shift":
-            return ParserOp(op, (self.constant(args[0] * 8 if isinstance(args[0], int) else args[0], where),))
         return ParserOp(op, tuple(self.expression(a, where) for a in args))
 
     def _read_deparser(self) -> list[Header]:
@@ -327,18 +334,17 @@ class _Loader(CodeReader):
             actions[action.id] = action
         return actions
 
-    def _read_pipeline(self, raw: Mapping[str, Any], name: str, where: str) -> Pipeline:
+    def _read_pipeline(self, raw: dict[str, Any], name: str, where: str) -> Pipeline:
         nodes: dict[str, Node] = {}
         for raw_table in self.items(raw, "tables", where):
             table = self._read_table(raw_table)
             nodes[table.name] = table
         for raw_node in self.items(raw, "conditionals", where):
             node = self.text(raw_node, "name", where)
-            condition = self.expression(self.get(raw_node, "expression", Mapping, f"conditional {node}"), node)
+            condition = self.expression(self.get(raw_node, "expression", dict, f"conditional {node}"), node)
             nodes[node] = Conditional(node, condition, raw_node.get("true_next"), raw_node.get("false_next"))
         for raw_node in raw.get("action_calls") or []:
-            node = self.text(raw_node, "name", where)
-            nodes[node] = ActionCall(node, self._action(raw_node.get("action_id"), node), raw_node.get("next_node"))
+            self.unsupported.add(f"action call {raw_node.get('name', '?')}")
         for profile in raw.get("action_profiles") or []:
             kind = "action selector" if "selector" in profile else "action profile"
             self.unsupported.add(f"{kind} {profile.get('name', '?')}")
@@ -354,7 +360,7 @@ class _Loader(CodeReader):
             raise ProgramError(f"{where}: there is no action with id {action_id!r}")
         return self.actions[action_id]
 
-    def _read_table(self, raw: Mapping[str, Any]) -> TableNode:
+    def _read_table(self, raw: dict[str, Any]) -> TableNode:
         name = self.text(raw, "name", "tables")
         where = f"table {name}"
         kind = raw.get("type", "simple")
@@ -365,7 +371,7 @@ class _Loader(CodeReader):
         if raw.get("direct_meters"):
             self.unsupported.add(f"table with direct meters {name}")
         actions = [self._action(i, where) for i in self.get(raw, "action_ids", list, where)]
-        by_name = self.get(raw, "next_tables", Mapping, where)
+        by_name = self.get(raw, "next_tables", dict, where)
         hit_miss = "__HIT__" in by_name or "__MISS__" in by_name
         if not hit_miss and any(a.name not in by_name for a in actions):
             raise ProgramError(f"{where}: next_tables does not name every action")
@@ -392,19 +398,20 @@ class _Loader(CodeReader):
             table.size = len(table.entries)
         return table
 
-    def _read_key(self, raw: Mapping[str, Any], where: str) -> TableKey:
+    def _read_key(self, raw: dict[str, Any], where: str) -> TableKey:
         match_type = self.text(raw, "match_type", where)
-        target = self.get(raw, "target", list, where)
+        target = raw.get("target")
+        if isinstance(target, dict):
+            self.unsupported.add(f"match on an expression in {where}")
+            target = ["standard_metadata", "ingress_port"]
         value = self.value({"type": "field", "value": target}, where)
         if match_type not in CLAIMS["match"]:
             self.unsupported.add(f"match {match_type} in {where}")
         mask = raw.get("mask")
-        name = str(raw.get("name") or ".".join(map(str, target)))
+        name = str(raw.get("name") or ".".join(map(str, target or ())))
         return TableKey(name, match_type, value, self.width(value), None if mask is None else self.hexstr(mask, where))
 
-    def _read_action_entry(
-        self, raw: Mapping[str, Any], table: TableNode, where: str
-    ) -> tuple[Action, tuple[int, ...]]:
+    def _read_action_entry(self, raw: dict[str, Any], table: TableNode, where: str) -> tuple[Action, tuple[int, ...]]:
         action = self._action(raw.get("action_id"), where)
         if action not in table.actions:
             raise ProgramError(f"{where}: action {action.name} is not one of the table's")
@@ -413,7 +420,7 @@ class _Loader(CodeReader):
             raise ProgramError(f"{where}: action {action.name} is given {len(params)} parameters")
         return action, params
 
-    def _read_entry(self, raw: Mapping[str, Any], table: TableNode, where: str) -> ConstEntry:
+    def _read_entry(self, raw: dict[str, Any], table: TableNode, where: str) -> ConstEntry:
         key: list[int | tuple[int, int]] = []
         parts = self.items(raw, "match_key", where)
         if len(parts) != len(table.keys):
@@ -430,7 +437,7 @@ class _Loader(CodeReader):
                 key.append((self.hexstr(part.get("key"), where), self.hexstr(part.get("mask"), where)))
             elif kind == "range":
                 key.append((self.hexstr(part.get("start"), where), self.hexstr(part.get("end"), where)))
-        action, params = self._read_action_entry(self.get(raw, "action_entry", Mapping, where), table, where)
+        action, params = self._read_action_entry(self.get(raw, "action_entry", dict, where), table, where)
         return ConstEntry(tuple(key), action, params, self.get(raw, "priority", int, where))
 
 
@@ -438,7 +445,5 @@ def successors(node: Node) -> list[str | None]:
     """Where control may go after a node; None is the end of the pipeline."""
     if isinstance(node, Conditional):
         return [node.true_next, node.false_next]
-    if isinstance(node, ActionCall):
-        return [node.next]
     after = list(node.next_by_action.values()) or [node.next_hit, node.next_miss]
     return [*after, node.base_next] if node.default is None else after

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from p4reduce_bmv2.embedded.errors import ProgramError
@@ -26,7 +26,7 @@ from p4reduce_bmv2.embedded.program import (
     Register,
     SameHeader,
     Stack,
-    StackCount,
+    StackIndex,
     StackLast,
     Valid,
 )
@@ -37,6 +37,7 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "assign": ("field", "expr"),
     "assign_VL": ("varbit", "varbit"),
     "assign_header": ("header", "header"),
+    "assign_header_stack": ("stack", "stack"),
     "add_header": ("header",),
     "remove_header": ("header",),
     "push": ("stack", "const"),
@@ -56,7 +57,6 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
     "log_msg": ("string", "vector"),
     "assert": ("expr",),
     "assume": ("expr",),
-    "no_op": (),
     "_jump": ("const",),
     "_jump_if_zero": ("expr", "const"),
 }
@@ -69,7 +69,7 @@ _VALUES = ("field", "hexstr", "bool", "local", "runtime_data", "stack_field", "l
 class CodeReader:
     """Typed access to JSON, name lookup, expressions, primitives."""
 
-    def __init__(self, root: Mapping[str, Any]) -> None:
+    def __init__(self, root: dict[str, Any]) -> None:
         self.root = root
         self.unsupported: set[str] = set()
         self.headers: dict[str, Header] = {}
@@ -85,7 +85,7 @@ class CodeReader:
     @staticmethod
     def get(raw: Any, key: str, kind: type[T], where: str) -> T:
         """A member of an object, of the given type."""
-        if not isinstance(raw, Mapping):
+        if not isinstance(raw, dict):
             raise ProgramError(f"{where}: found {type(raw).__name__} where an object belongs")
         if key not in raw:
             raise ProgramError(f"{where}: {key!r} is missing")
@@ -97,11 +97,11 @@ class CodeReader:
     def text(self, raw: Any, key: str, where: str) -> str:
         return self.get(raw, key, str, where)
 
-    def items(self, raw: Any, key: str, where: str) -> list[Mapping[str, Any]]:
+    def items(self, raw: Any, key: str, where: str) -> list[dict[str, Any]]:
         """A list of objects."""
         found = self.get(raw, key, list, where)
         for index, item in enumerate(found):
-            if not isinstance(item, Mapping):
+            if not isinstance(item, dict):
                 raise ProgramError(f"{where}: {key}[{index}] is a {type(item).__name__}, not an object")
         return found
 
@@ -174,13 +174,12 @@ class CodeReader:
             self._read_calculation(raw)
         for raw in self.root.get("field_lists") or []:
             number = self.get(raw, "id", int, "field_lists")
-            fields = []
-            for element in self.items(raw, "elements", f"field list {number}"):
-                if element.get("type") == "field":
-                    fields.append(self.field(element.get("value"), f"field list {number}"))
-            self.field_lists[number] = fields
+            elements = self.items(raw, "elements", f"field list {number}")
+            self.field_lists[number] = [
+                self.field(e.get("value"), f"field list {number}") for e in elements if e.get("type") == "field"
+            ]
 
-    def _read_calculation(self, raw: Mapping[str, Any]) -> None:
+    def _read_calculation(self, raw: dict[str, Any]) -> None:
         name = self.text(raw, "name", "calculations")
         where = f"calculation {name}"
         algorithm = self.text(raw, "algo", where)
@@ -191,8 +190,6 @@ class CodeReader:
             kind = self.text(part, "type", where)
             if kind == "field":
                 calculation.parts.append(self.field(part.get("value"), where))
-            elif kind == "header":
-                calculation.parts.append(self.header(part.get("value"), where))
             elif kind == "hexstr":
                 bits = self.get(part, "bitwidth", int, where)
                 calculation.parts.append((self.hexstr(part.get("value"), where) & (1 << bits) - 1, bits))
@@ -249,31 +246,28 @@ class CodeReader:
 
     def expression(self, raw: Any, where: str) -> Expr:
         """An expression, wrapped in a value object or bare."""
-        if isinstance(raw, Mapping) and "op" in raw:
+        if isinstance(raw, dict) and "op" in raw:
             return self._operation(raw, where)
-        if isinstance(raw, Mapping) and raw.get("type") == "expression":
+        if isinstance(raw, dict) and raw.get("type") == "expression":
             return self.expression(raw.get("value"), where)
         return self.value(raw, where)
 
-    def _operation(self, raw: Mapping[str, Any], where: str) -> Expr:
+    def _operation(self, raw: dict[str, Any], where: str) -> Expr:
         op = self.text(raw, "op", where)
         left, right = raw.get("left"), raw.get("right")
         if op not in CLAIMS["operator"]:
             self.unsupported.add(f"operator {op} in {where}")
             return Const(0)
-        if op == "valid":
-            return Valid(self._header_value(right, where))
-        if op in ("last_stack_index", "size_stack"):
+        if op == "last_stack_index":
             operand = right if right is not None else left
-            stack = self.stack(self.get(operand, "value", str, where), where)
-            return StackCount(stack, 1 if op == "last_stack_index" else 0)
-        if op == "access_field":
-            header = self._header_value(left, where)
-            if not isinstance(right, int) or not 0 <= right < len(header.fields):
-                raise ProgramError(f"{where}: header {header.name} has no field number {right!r}")
-            return Ref(header.fields[right])
-        if op in ("==", "!=") and self._is_header(left) and self._is_header(right):
-            return SameHeader(self._header_value(left, where), self._header_value(right, where), op == "!=")
+            return StackIndex(self.stack(self.get(operand, "value", str, where), where))
+        if op in ("==", "!="):
+            kinds = {self._kind(left), self._kind(right)}
+            if "header" in kinds:
+                return SameHeader(self.header_value(left, where), self.header_value(right, where), op == "!=")
+            if "header_stack" in kinds:
+                self.unsupported.add(f"operator {op} of header stacks in {where}")
+                return Const(0)
         if op == "?":
             return Op("?", tuple(self.expression(raw.get(k), where) for k in ("cond", "left", "right")))
         if op in _UNARY:
@@ -284,31 +278,22 @@ class CodeReader:
             raise ProgramError(f"{where}: operator {op} lacks an operand")
         return Op(op, (self.expression(left, where), self.expression(right, where)))
 
-    def _is_header(self, raw: Any) -> bool:
-        if not isinstance(raw, Mapping):
-            return False
-        inner = raw.get("value") if raw.get("type") == "expression" else raw
-        if isinstance(inner, Mapping) and inner.get("op") == "dereference_header_stack":
-            return True
-        return isinstance(inner, Mapping) and inner.get("type") == "header"
+    @staticmethod
+    def _kind(raw: Any) -> str:
+        """Type of a value object, through wrapped expressions."""
+        while isinstance(raw, dict) and raw.get("type") == "expression" and isinstance(raw.get("value"), dict):
+            raw = raw["value"]
+        return str(raw.get("type", "")) if isinstance(raw, dict) else ""
 
-    def _header_value(self, raw: Any, where: str) -> Header:
-        """A header by name, or one of a stack by a constant index."""
-        if isinstance(raw, Mapping) and raw.get("type") == "expression":
-            return self._header_value(raw.get("value"), where)
-        if isinstance(raw, Mapping) and raw.get("op") == "dereference_header_stack":
-            stack = self.stack(self.get(raw.get("left"), "value", str, where), where)
-            index = self.expression(raw.get("right"), where)
-            if not isinstance(index, Const):
-                self.unsupported.add(f"run-time index into header stack {stack.name} in {where}")
-                return stack.headers[0]
-            if not 0 <= index.value < len(stack.headers):
-                raise ProgramError(f"{where}: header stack {stack.name} has no element {index.value}")
-            return stack.headers[index.value]
-        if self.get(raw, "type", str, where) != "header":
-            self.unsupported.add(f"value {raw['type']} in {where}")
+    def header_value(self, raw: Any, where: str) -> Header:
+        """A header by name. One of a stack by an index is noted as unsupported."""
+        while isinstance(raw, dict) and raw.get("type") == "expression":
+            raw = raw.get("value")
+        if isinstance(raw, dict) and ("op" in raw or isinstance(raw.get("value"), dict)):
+            inner = raw if "op" in raw else raw["value"]
+            self.unsupported.add(f"operator {inner.get('op', '?')} in {where}")
             return next(iter(self.headers.values()))
-        return self.header(raw.get("value"), where)
+        return self.header(self.get(raw, "value", str, where), where)
 
     # --- primitives --------------------------------------------------------------------------------------------------
 
@@ -334,16 +319,20 @@ class CodeReader:
             target = self.value(raw, where)
             if isinstance(target, Ref) and not target.field.varbit:
                 return target.field
-            if not self.unsupported:
-                self.unsupported.add(f"target {self.text(raw, 'type', where)} of {where}")
-            return next(iter(self.headers.values())).fields[0]
+            if self._kind(raw) != "":
+                self.unsupported.add(f"target {self._kind(raw)} of {where}")
+            return (
+                self.headers["scalars"].fields[0]
+                if "scalars" in self.headers
+                else next(iter(self.headers.values())).fields[0]
+            )
         if kind == "varbit":
-            field = self.field(raw.get("value"), where) if isinstance(raw, Mapping) else None
+            field = self.field(raw.get("value"), where) if isinstance(raw, dict) else None
             if field is None or not field.varbit:
                 raise ProgramError(f"{where}: a varbit field belongs here")
             return field
         if kind == "expr":
-            return self.value(raw, where) if raw.get("type") != "header" else Valid(self.header(raw["value"], where))
+            return self.value(raw, where)
         if kind in ("const", "list"):
             return self._constant_argument(kind, raw, where)
         return self._named_argument(kind, raw, where)
@@ -360,7 +349,7 @@ class CodeReader:
     def _named_argument(self, kind: str, raw: Any, where: str) -> Argument:
         given = self.text(raw, "type", where)
         if kind == "header":
-            return self._header_value(raw, where)
+            return self.header_value(raw, where)
         if kind == "vector" and given == "parameters_vector":
             return tuple(self.value(v, where) for v in self.get(raw, "value", list, where))
         name = self.text(raw, "value", where)

@@ -6,22 +6,27 @@ the table below is refused at load, by name:
 
 | kind | supported |
 |---|---|
-| parser op | extract, extract_VL, set, verify, shift, advance, primitive |
+| parser op | extract, extract_VL, set, verify, advance, primitive |
 | parser key | field, stack_field, lookahead |
 | transition | hexstr, default |
-| primitive | assign, assign_VL, assign_header, add_header, remove_header, push, pop, mark_to_drop, register_read, register_write, count, modify_field_with_hash_based_offset, modify_field_rng_uniform, clone_ingress_pkt_to_egress, clone_egress_pkt_to_egress, resubmit, recirculate, truncate, exit, log_msg, assert, assume, no_op, _jump, _jump_if_zero |
-| operator | + - * / % << >> & \\| ^ ~ == != < > <= >= and or not ? d2b b2d valid two_comp_mod usat_cast sat_cast last_stack_index size_stack dereference_header_stack access_field |
-| value | field, hexstr, bool, header, header_stack, stack_field, local, runtime_data, register_array, counter_array, calculation, string, parameters_vector, lookahead, expression |
+| primitive | assign, assign_VL, assign_header, assign_header_stack, add_header, remove_header, push, pop |
+| primitive | mark_to_drop, truncate, exit, clone_ingress_pkt_to_egress, clone_egress_pkt_to_egress |
+| primitive | resubmit, recirculate, register_read, register_write, count, log_msg, assert, assume |
+| primitive | modify_field_with_hash_based_offset, modify_field_rng_uniform, _jump, _jump_if_zero |
+| operator | +, -, *, <<, >>, &, |, ^, ~, ==, !=, <, >, <=, >=, and, or, not, ?, d2b, b2d |
+| operator | two_comp_mod, usat_cast, sat_cast, last_stack_index |
+| value | field, hexstr, bool, header, header_stack, stack_field, local, runtime_data, register_array |
+| value | counter_array, calculation, string, parameters_vector, lookahead, expression |
 | match | exact, lpm, ternary, range |
 | table | simple |
-| hash | csum16, cksum16, crc16, crc16_custom, crcCCITT, crc32, crc32_custom, xor16, xor32, identity |
-| calculation input | field, hexstr, header, payload |
+| hash | csum16, crc16, crc16_custom, crc32, crc32_custom, xor16, identity |
+| calculation input | field, hexstr, payload |
 | checksum | generic |
-| control | table, conditional, action_call, next per action, __HIT__ and __MISS__, const entries, default entry |
 
-Optional keys arrive as ternary: p4c compiles them so. A header stack is indexed by constants only, because p4c writes
-run-time indices out as conditions. Not supported: header unions, parser value sets, meters, digests, action profiles
-and selectors, idle timeouts, externs.
+Also next nodes per action or by __HIT__ and __MISS__, const entries, default entries (const or not), direct and
+indirect counters, field lists, errors, aliases. Optional keys arrive as ternary: p4c compiles them so. Not
+supported: header unions, header stacks indexed at run time, parser value sets, meters, digests, action profiles and
+selectors, idle timeouts, externs.
 
 ## Semantics, where P4_16 leaves a choice or BMv2 has its own
 - Expressions are computed at unlimited width and truncated where they are written. A signed field that is written a
@@ -50,29 +55,33 @@ MAX_PASSES = 256
 MAX_PARSER_STEPS = 65536
 """States that the parser visits for one packet, where the parser has loops."""
 
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 CLAIMS: dict[str, frozenset[str]] = {
-    "parser op": frozenset({"extract", "extract_VL", "set", "verify", "shift", "advance", "primitive"}),
-    "parser key": frozenset({"field", "stack_field", "lookahead"}),
-    "transition": frozenset({"hexstr", "default"}),
-    "primitive": frozenset(
-        "assign assign_VL assign_header add_header remove_header push pop mark_to_drop register_read register_write "
-        "count modify_field_with_hash_based_offset modify_field_rng_uniform clone_ingress_pkt_to_egress "
-        "clone_egress_pkt_to_egress resubmit recirculate truncate exit log_msg assert assume no_op _jump "
-        "_jump_if_zero".split()
+    "parser op": _names("extract extract_VL set verify advance primitive"),
+    "parser key": _names("field stack_field lookahead"),
+    "transition": _names("hexstr default"),
+    "primitive": _names(
+        "assign assign_VL assign_header assign_header_stack add_header remove_header push pop mark_to_drop truncate "
+        "exit clone_ingress_pkt_to_egress clone_egress_pkt_to_egress resubmit recirculate register_read "
+        "register_write count log_msg assert assume modify_field_with_hash_based_offset modify_field_rng_uniform "
+        "_jump _jump_if_zero"
     ),
-    "operator": frozenset(
-        "+ - * / % << >> & | ^ ~ == != < > <= >= and or not ? d2b b2d valid two_comp_mod usat_cast sat_cast "
-        "last_stack_index size_stack dereference_header_stack access_field".split()
+    "operator": _names(
+        "+ - * << >> & | ^ ~ == != < > <= >= and or not ? d2b b2d two_comp_mod usat_cast sat_cast last_stack_index"
     ),
-    "value": frozenset(
+    "value": _names(
         "field hexstr bool header header_stack stack_field local runtime_data register_array counter_array "
-        "calculation string parameters_vector lookahead expression".split()
+        "calculation string parameters_vector lookahead expression"
     ),
-    "match": frozenset({"exact", "lpm", "ternary", "range"}),
-    "table": frozenset({"simple"}),
-    "hash": frozenset("csum16 cksum16 crc16 crc16_custom crcCCITT crc32 crc32_custom xor16 xor32 identity".split()),
-    "calculation input": frozenset({"field", "hexstr", "header", "payload"}),
-    "checksum": frozenset({"generic"}),
+    "match": _names("exact lpm ternary range"),
+    "table": _names("simple"),
+    "hash": _names("csum16 crc16 crc16_custom crc32 crc32_custom xor16 identity"),
+    "calculation input": _names("field hexstr payload"),
+    "checksum": _names("generic"),
 }
 """The table above as data; the loader refuses what is not in it and a test holds each item to a test program."""
 
@@ -173,11 +182,10 @@ class StackLast:
 
 
 @dataclass(frozen=True, slots=True)
-class StackCount:
-    """How many headers of a stack were extracted or pushed, less `minus`."""
+class StackIndex:
+    """Index of the last header that was extracted into a stack; -1 when there is none."""
 
     stack: Stack
-    minus: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +211,7 @@ class Op:
     args: tuple[Expr, ...]
 
 
-Expr = Const | Bool | Param | Ref | Valid | StackLast | StackCount | Lookahead | SameHeader | Op
+Expr = Const | Bool | Param | Ref | Valid | StackLast | StackIndex | Lookahead | SameHeader | Op
 
 
 T = TypeVar("T")
@@ -225,7 +233,7 @@ class Calculation:
 
     name: str
     algorithm: str
-    parts: list[Field | Header | tuple[int, int]]
+    parts: list[Field | tuple[int, int]]
     """A tuple is a constant: (value, bits)."""
     payload: bool
 
@@ -331,14 +339,7 @@ class Conditional:
     false_next: str | None
 
 
-@dataclass(slots=True, eq=False)
-class ActionCall:
-    name: str
-    action: Action
-    next: str | None
-
-
-Node = TableNode | Conditional | ActionCall
+Node = TableNode | Conditional
 
 
 @dataclass(slots=True, eq=False)

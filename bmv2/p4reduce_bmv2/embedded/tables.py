@@ -43,6 +43,8 @@ class KeyField:
     match_type: str
     """exact, lpm, ternary or range."""
     bitwidth: int
+    mask: int | None = None
+    """Bits that the program looks at, where it masks the key. As in BMv2, entries are masked when they come in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Table:
 
     def __init__(self, node: TableNode) -> None:
         self.name = node.name
-        self.keys = tuple(KeyField(k.name, k.match_type, k.width) for k in node.keys)
+        self.keys = tuple(KeyField(k.name, k.match_type, k.width, k.mask) for k in node.keys)
         self.size = node.size
         self.actions = {a.name: ActionInfo(a.name, tuple(a.params)) for a in node.actions}
         self.has_counters = node.counters
@@ -200,7 +202,7 @@ class Table:
             raise BadEntry(f"table {self.name}: an entry needs a priority of 1 or more, not {priority}")
         if not self.needs_priority and priority:
             raise BadEntry(f"table {self.name} has no priorities")
-        return tuple(self._check_element(e, f) for e, f in zip(key, self.keys, strict=True))
+        return tuple(_masked(self._check_element(e, f), f) for e, f in zip(key, self.keys, strict=True))
 
     def _check_element(self, element: KeyElement, field: KeyField) -> KeyElement:
         """The canonical form of one key element."""
@@ -323,3 +325,9 @@ class Table:
             return all(low <= values[p] & mask <= high for p, mask, low, high in tests)
 
         return matches
+
+
+def _masked(element: KeyElement, field: KeyField) -> KeyElement:
+    if field.mask is None or element is None:
+        return element
+    return element & field.mask if isinstance(element, int) else (element[0] & field.mask, element[1])

@@ -7,16 +7,15 @@ ddp.register_comm_hook(P4ReduceState.from_env(), allreduce_hook)
 from __future__ import annotations
 
 try:
-    import torch as _torch
+    import torch.distributed as _distributed
 except ModuleNotFoundError as error:
-    if error.name != "torch":
+    if error.name not in ("torch", "torch.distributed"):
         raise
     raise ModuleNotFoundError("p4reduce.ddp needs torch: pip install 'p4reduce[torch]'", name="torch") from None
+if not _distributed.is_available():
+    raise ImportError("this build of torch has no torch.distributed, which DistributedDataParallel needs")
 
 from p4reduce.ddp.hook import allreduce_hook, noop_hook
 from p4reduce.ddp.state import P4ReduceState
-
-if not _torch.distributed.is_available():
-    raise ImportError("this build of torch has no torch.distributed, which DistributedDataParallel needs")
 
 __all__ = ["P4ReduceState", "allreduce_hook", "noop_hook"]
