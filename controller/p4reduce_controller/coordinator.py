@@ -254,7 +254,7 @@ class Coordinator:
     def _refresh_counters(self, only: str) -> None:
         with self._changed:
             runs = [job.run for job in self._jobs.jobs() if job.run is not None and job.live and only in ("", job.name)]
-        if not runs or not self._link.connected:
+        if not runs:
             return
         rows = [[cell.index for cell in run.plan.counters()] for run in runs]
         try:
@@ -294,8 +294,8 @@ class Coordinator:
 
 
 def _remove(plan: Epoch, switch: Switch) -> dict[str, int]:
-    """Keep the epoch's counters, then take its entries away. Admit entries too: a switch may have been restarted."""
+    """Keep the epoch's counters, then take away what stands beside its admit entries."""
     indices = [cell.index for cell in plan.counters()]
     counters = dict(zip(COUNTER_NAMES, switch.read_counters(COUNTER, indices), strict=True))
-    switch.write(plan.revoke() + plan.remove(), missing_ok=True)
+    switch.write(plan.remove(), missing_ok=True)
     return counters

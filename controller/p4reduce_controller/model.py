@@ -189,7 +189,7 @@ class Revoke:
 
 @dataclass(frozen=True, slots=True)
 class Remove:
-    """Read an epoch's counters and delete all its entries, then call `Jobs.removed`."""
+    """Read an epoch's counters and delete what is left of its entries, then call `Jobs.removed`."""
 
     plan: Epoch
 

@@ -30,13 +30,13 @@ from google.protobuf import text_format
 from google.rpc import code_pb2, status_pb2
 from p4.config.v1 import p4info_pb2
 from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
-from p4runtime_sh.bytes_utils import to_canonical_bytes  # noqa: TID251
 from p4runtime_sh.context import Context  # noqa: TID251
 from p4runtime_sh.p4runtime import P4RuntimeClient, P4RuntimeException  # noqa: TID251
 
 from p4reduce.errors import SwitchError
 from p4reduce.pipeline import Pipeline
-from p4reduce_controller.entries import CounterCell, Fields, Group, TableEntry, Update, Verb, deletes
+from p4reduce_controller.codec import Codec
+from p4reduce_controller.entries import CounterCell, Group, TableEntry, Update, Verb, deletes
 from p4reduce_controller.link import SwitchGoneError
 
 _LOG = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ class _Deadline(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientIntercep
         self._seconds = seconds
 
     def _with_deadline(self, details: Any) -> Any:
-        timeout = details.timeout
+        timeout = self._seconds if details.timeout is None else details.timeout
         return _CallDetails(
             details.method,
             timeout,
@@ -256,8 +256,9 @@ class SwitchClient:
         self._p4info = text_format.Parse(p4info_text, p4info_pb2.P4Info())
         digest = hashlib.sha256(p4info_text.encode() + self._program).digest()
         self._cookie = int.from_bytes(digest[:8], "big") | 1
-        self._context = Context()
-        self._context.set_p4info(self._p4info)
+        context = Context()
+        context.set_p4info(self._p4info)
+        self._codec = Codec(context)
         self._session = _open_session(address, device_id, election_id, deadline, on_lost or _ignore)
         try:
             self.pushed = self._ensure_pipeline()
@@ -292,7 +293,7 @@ class SwitchClient:
             request = self._request(p4runtime_pb2.WriteRequest())
             for update in batch:
                 message = request.updates.add(type=_VERBS[update.verb])
-                self._encode(update, message.entity)
+                self._codec.encode(update.entity, message.entity, key_only=update.verb is Verb.DELETE)
             try:
                 self._session.stub.Write(request)
             except grpc.RpcError as error:
@@ -311,78 +312,25 @@ class SwitchClient:
         request.election_id.high, request.election_id.low = self._session.election_id
         return request
 
-    def _encode(self, update: Update, message: Any) -> None:
-        entity = update.entity
-        if isinstance(entity, TableEntry):
-            self._encode_table(entity, message.table_entry, with_action=update.verb is not Verb.DELETE)
-        elif isinstance(entity, Group):
-            self._encode_group(entity, message, with_replicas=update.verb is not Verb.DELETE)
-        else:
-            self._encode_counter(entity, message.counter_entry)
-
-    def _encode_table(self, entry: TableEntry, message: Any, *, with_action: bool) -> None:
-        table = self._known(self._context.get_table(entry.table), f"table {entry.table}")
-        message.table_id = table.preamble.id
-        for name, value in entry.key:
-            field = self._known(self._context.get_mf(entry.table, name), f"key {name} of table {entry.table}")
-            match = message.match.add(field_id=field.id)
-            match.exact.value = _bytes(value, field.bitwidth, f"{entry}: {name}")
-        if not with_action:
-            return
-        action = self._known(self._context.get_action(entry.action), f"action {entry.action}")
-        message.action.action.action_id = action.preamble.id
-        for name, value in entry.params:
-            param = self._known(self._context.get_param(entry.action, name), f"parameter {name} of {entry.action}")
-            encoded = _bytes(value, param.bitwidth, f"{entry}: {name}")
-            message.action.action.params.add(param_id=param.id, value=encoded)
-
-    def _encode_group(self, group: Group, message: Any, *, with_replicas: bool) -> None:
-        entry = message.packet_replication_engine_entry.multicast_group_entry
-        entry.multicast_group_id = group.number
-        if with_replicas:
-            for port, instance in sorted(group.replicas):
-                # Not the newer bytes field `port`: P4Runtime 1.3 servers do not know it.
-                entry.replicas.add(egress_port=port, instance=instance)
-
-    def _encode_counter(self, cell: CounterCell, message: Any) -> None:
-        counter = self._known(self._context.get_counter(cell.counter), f"counter {cell.counter}")
-        message.counter_id = counter.preamble.id
-        message.index.index = cell.index
-        message.data.packet_count = cell.packets
-
-    def _known(self, found: Any, what: str) -> Any:
-        if found is None:
-            raise SwitchError(f"the P4 program has no {what}: controller and compiled program do not belong together")
-        return found
-
     # ---- reading --------------------------------------------------------------------------------------------------
 
     def read_tables(self, tables: Iterable[str]) -> list[TableEntry]:
         """All entries of these tables."""
-        wanted = []
-        for name in tables:
-            entity = p4runtime_pb2.Entity()
-            entity.table_entry.table_id = self._known(self._context.get_table(name), f"table {name}").preamble.id
-            wanted.append(entity)
-        return [self._decode_table(entity.table_entry) for entity in self._read(wanted)]
+        wanted = [self._codec.table_wildcard(name) for name in tables]
+        return [self._codec.decode_table(entity.table_entry) for entity in self._read(wanted)]
 
     def read_groups(self) -> list[Group]:
         """All multicast groups."""
         entity = p4runtime_pb2.Entity()
         entity.packet_replication_engine_entry.multicast_group_entry.multicast_group_id = 0
-        groups = []
-        for found in self._read([entity]):
-            entry = found.packet_replication_engine_entry.multicast_group_entry
-            replicas = frozenset((_port(replica), replica.instance) for replica in entry.replicas)
-            groups.append(Group(entry.multicast_group_id, replicas))
-        return groups
+        return [self._codec.decode_group(found) for found in self._read([entity])]
 
     def read_counters(self, counter: str, indices: Sequence[int]) -> list[int]:
         """Packets counted in these cells of a counter array, in the order of `indices`."""
         wanted = []
         for index in indices:
             entity = p4runtime_pb2.Entity()
-            self._encode_counter(CounterCell(counter, index), entity.counter_entry)
+            self._codec.encode(CounterCell(counter, index), entity)
             wanted.append(entity)
         found = {
             entity.counter_entry.index.index: entity.counter_entry.data.packet_count for entity in self._read(wanted)
@@ -397,15 +345,6 @@ class SwitchClient:
                 yield from response.entities
         except grpc.RpcError as error:
             raise self._failure("read", error) from None
-
-    def _decode_table(self, entry: Any) -> TableEntry:
-        table = self._context.get_obj_by_id(entry.table_id)
-        values = {match.field_id: int.from_bytes(match.exact.value, "big") for match in entry.match}
-        key: Fields = tuple((field.name, values.get(field.id, 0)) for field in table.match_fields)
-        action = self._context.get_obj_by_id(entry.action.action.action_id)
-        given = {param.param_id: int.from_bytes(param.value, "big") for param in entry.action.action.params}
-        params: Fields = tuple((param.name, given.get(param.id, 0)) for param in action.params)
-        return TableEntry(table.preamble.alias, key, action.preamble.alias, params)
 
     # ---- the pipeline ---------------------------------------------------------------------------------------------
 
@@ -484,17 +423,3 @@ def write_errors(error: grpc.RpcError) -> list[tuple[int, int, str]]:
         if detail.Unpack(one) and one.canonical_code != code_pb2.OK:
             failed.append((index, one.canonical_code, one.message))
     return failed or [(-1, code_pb2.UNKNOWN, error.details() or "")]
-
-
-def _bytes(value: int, bitwidth: int, what: str) -> bytes:
-    if value >> bitwidth:
-        raise SwitchError(f"{what} {value} does not fit in {bitwidth} bits")
-    encoded: bytes = to_canonical_bytes(value.to_bytes((bitwidth + 7) // 8, "big"))
-    return encoded
-
-
-def _port(replica: Any) -> int:
-    if replica.WhichOneof("port_kind") == "port":
-        return int.from_bytes(replica.port, "big")
-    port: int = replica.egress_port
-    return port

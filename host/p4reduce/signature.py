@@ -31,7 +31,8 @@ def rank_keys() -> Groups:
 
 def total_key(workers: int) -> np.uint64:
     """Sum of the keys of ranks 0 .. workers - 1, modulo 2^64."""
-    return np.uint64(int(rank_keys()[:workers].sum(dtype=np.uint64)))
+    total: np.uint64 = rank_keys()[:workers].sum(dtype=np.uint64)
+    return total
 
 
 def place(epoch: int, rounds: Groups, tags: Groups) -> Groups:

@@ -24,6 +24,7 @@ import grpc
 from google.protobuf import text_format
 from p4.config.v1 import p4info_pb2
 from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
+
 from p4reduce_bmv2.embedded.tables import KeyElement
 
 DEADLINE = 20.0

@@ -216,7 +216,9 @@ def test_an_election_id_that_comes_free_within_the_deadline(server: ScriptedServ
 
 def test_a_stream_that_ends_at_once(server: ScriptedServer) -> None:
     server.stream.put(None)
-    assert "no P4Runtime session: the switch ended the session" in refused(server.address)
+    told: list[str] = []
+    assert "no P4Runtime session: the switch ended the session" in refused(server.address, on_lost=told.append)
+    assert told == [], "there was no session to lose"
 
 
 class Losses:

@@ -3,25 +3,18 @@
 
 from __future__ import annotations
 
-import itertools
-from collections import deque
-
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers.jobs import LEASE
+from helpers.jobs import JobsRig as Rig
 
-from p4reduce_controller.admission import Applicant, Code
-from p4reduce_controller.hosts import Host, synthetic_mac
-from p4reduce_controller.jobs import Jobs
+from p4reduce_controller.admission import Code
 from p4reduce_controller.model import (
-    Action,
     Close,
     Fence,
     Grant,
     Install,
     LeaveDone,
     Reason,
-    Refuse,
     Register,
     Remove,
     Report,
@@ -30,94 +23,8 @@ from p4reduce_controller.model import (
     TellLeft,
     WorkerState,
 )
-from p4reduce_controller.pools import Pools
 from p4reduce_controller.states import State
 from p4reduce_controller.store import StoreError
-
-HOSTS = [Host(f"h{n}", f"10.0.0.{n}", synthetic_mac(f"10.0.0.{n}"), n) for n in range(1, 9)]
-LEASE = 10.0
-
-
-class Rig:
-    """Jobs, a clock, and a switch whose work is done when `switch` is called."""
-
-    def __init__(self, pool_slots: int = 64) -> None:
-        self.jobs = Jobs(Pools(pool_slots), iter(range(100, 100000)).__next__, LEASE)
-        self.now = 0.0
-        self.numbers = itertools.count(1)
-        self.work: deque[Install | Revoke | Remove] = deque()
-        self.log: list[Action] = []
-
-    def note(self, actions: list[Action]) -> list[Action]:
-        self.log += actions
-        self.work += [action for action in actions if isinstance(action, Install | Revoke | Remove)]
-        return actions
-
-    def join(
-        self, rank: int, world: int = 2, job: str = "train", incarnation: int = 0, wait: float = 30.0, port: int = 0
-    ) -> int:
-        number = next(self.numbers)
-        applicant = Applicant(job, world, rank, incarnation, HOSTS[rank % 8], port or 4000 + rank, 1000, wait)
-        self.note(self.jobs.join(applicant, number, self.now))
-        return number
-
-    def switch(self, error: str | None = None) -> None:
-        """Let the switch do all it was asked to; `error`: fail at everything."""
-        while self.work:
-            work = self.work.popleft()
-            number = work.plan.number
-            if isinstance(work, Install):
-                self.note(self.jobs.installed(number, error, self.now))
-            elif isinstance(work, Revoke):
-                self.note(self.jobs.revoked(number, error, self.now))
-            else:
-                self.note(self.jobs.removed(number, error, {"results": 1}, self.now))
-
-    def start(self, world: int = 2, job: str = "train", incarnation: int = 0) -> tuple[int, list[int]]:
-        """Bring a job to run; its epoch and its streams."""
-        for rank in range(world):
-            self.join(rank, world, job, incarnation)
-        self.switch()
-        epoch = self.record(job).run.plan.number  # type: ignore[union-attr]
-        return epoch, [self.open(epoch, rank, job) for rank in range(world)]
-
-    def open(self, epoch: int, rank: int, job: str = "train") -> int:
-        number = next(self.numbers)
-        self.note(self.jobs.report(number, Report(job, epoch, rank), self.now))
-        return number
-
-    def leave(self, epoch: int, rank: int, job: str = "train") -> int:
-        number = next(self.numbers)
-        self.note(self.jobs.leave(job, epoch, rank, number, self.now))
-        return number
-
-    def tick(self, now: float) -> None:
-        self.now = now
-        self.note(self.jobs.tick(now))
-
-    def record(self, job: str = "train"):  # type: ignore[no-untyped-def]
-        return next(record for record in self.jobs.jobs() if record.name == job)
-
-    def answer(self, number: int) -> Action | None:
-        answers = [a for a in self.log if isinstance(a, Grant | Refuse | LeaveDone) and a.ticket == number]
-        assert len(answers) <= 1, answers
-        return answers[0] if answers else None
-
-    def refusal(self, number: int) -> tuple[Code, str]:
-        answer = self.answer(number)
-        assert isinstance(answer, Refuse), answer
-        return answer.refusal.code, answer.refusal.message
-
-    def told(self, stream: int) -> list[Action]:
-        kinds = Register | TellFence | TellLeft | Close
-        found = [a for a in self.log if isinstance(a, kinds) and a.stream == stream]
-        return found + [a for a in self.log if isinstance(a, Refuse) and a.ticket == stream]
-
-    def fences(self, stream: int) -> list[Fence]:
-        return [action.fence for action in self.told(stream) if isinstance(action, TellFence)]
-
-    def all_free(self) -> bool:
-        return not any(pool.job for pool in self.jobs.pools())
 
 
 def test_nobody_is_answered_before_all_are_there_and_the_switch_is_ready() -> None:
@@ -603,79 +510,3 @@ def test_two_jobs_behind_the_same_ports_share_the_windows() -> None:
     rig.start(2, "b")
     windows = [rig.record(name).run.or_slots + rig.record(name).run.add_slots for name in "ab"]
     assert windows == [60, 2]
-
-
-STEPS = st.lists(
-    st.tuples(
-        st.sampled_from(
-            ["join", "join", "join", "newer", "withdraw", "open", "report", "trouble", "break", "leave", "leave"]
-            + ["switch", "switch", "switch", "fail", "down", "up", "tick", "lapse"]
-        ),
-        st.integers(0, 2),
-        st.sampled_from(["a", "b", "c"]),
-        st.integers(0, 50),
-    ),
-    max_size=60,
-)
-
-
-@settings(max_examples=150, deadline=None)
-@given(STEPS)
-def test_whatever_happens_every_call_is_answered_once_and_nothing_leaks(
-    steps: list[tuple[str, int, str, int]],
-) -> None:
-    rig = Rig(pool_slots=512)
-    joins: list[int] = []
-    leaves: list[int] = []
-    streams: list[int] = []
-    withdrawn: set[int] = set()
-    incarnation = 0
-    for verb, rank, job, pick in steps:
-        record = next((r for r in rig.jobs.jobs() if r.name == job), None)
-        epoch = record.run.plan.number if record is not None and record.run is not None else 7
-        if verb == "newer":
-            incarnation += 1
-        if verb in ("join", "newer"):
-            world = {"a": 2, "b": 3, "c": 1}[job]
-            joins.append(rig.join(rank % world, world, job, incarnation, wait=1 + pick))
-        elif verb == "withdraw" and joins:
-            number = joins[pick % len(joins)]
-            withdrawn.add(number)
-            rig.note(rig.jobs.withdraw(number, rig.now))
-        elif verb == "open":
-            streams.append(rig.open(epoch, rank, job))
-        elif verb in ("report", "trouble") and streams:
-            trouble = Fence(Reason.STALLED, "", (), pick) if verb == "trouble" else None
-            stream = streams[pick % len(streams)]
-            identity = rig.jobs._streams.get(stream, (job, epoch, rank))
-            rig.note(rig.jobs.report(stream, Report(*identity, pick, pick, trouble), rig.now))
-        elif verb == "break" and streams:
-            rig.note(rig.jobs.broken(streams[pick % len(streams)], rig.now))
-        elif verb == "leave":
-            leaves.append(rig.leave(epoch, rank, job))
-        elif verb in ("switch", "fail"):
-            rig.switch("broken" if verb == "fail" else None)
-        elif verb == "down":
-            rig.note(rig.jobs.switch_down("down"))
-        elif verb == "up":
-            rig.note(rig.jobs.switch_up({plan.number for plan in rig.jobs.live()}, rig.now))
-        elif verb == "tick":
-            rig.tick(rig.now + pick / 10)
-        elif verb == "lapse":
-            rig.tick(rig.now + LEASE)
-        bases = [pool.epoch for pool in rig.jobs.pools() if pool.job]
-        assert len(bases) == len(set(bases))
-    rig.note(rig.jobs.switch_up({plan.number for plan in rig.jobs.live()}, rig.now))
-    for _ in range(4):
-        rig.switch()
-        rig.tick(rig.now + 1000)
-    for number in joins:
-        assert rig.answer(number) is not None or number in withdrawn
-    for number in leaves:
-        assert rig.answer(number) is not None
-    assert rig.all_free()
-    assert rig.jobs.next_deadline() is None
-    assert all(record.state is State.FAILED for record in rig.jobs.jobs())
-    for number, action in enumerate(rig.log):
-        if isinstance(action, TellFence):
-            assert any(isinstance(earlier, Revoke) for earlier in rig.log[:number])

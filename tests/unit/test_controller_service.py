@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The service over real gRPC, with a switch that only remembers and a clock that only the test moves."""
+"""The service over real gRPC: who may join and who not, status, options."""
 
 from __future__ import annotations
 
-import queue
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 import pytest
+from helpers.controller import DEADLINE, HOSTS, LEASE, Rig, refused, until
 
 from p4reduce import __version__
 from p4reduce.core.config import RetransmissionPolicy
@@ -18,124 +17,9 @@ from p4reduce.errors import ConfigError, SwitchError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce_controller import entries
-from p4reduce_controller.entries import Verb
 from p4reduce_controller.fake import FakeSwitch
-from p4reduce_controller.hosts import Hosts, parse
-from p4reduce_controller.messages import report
-from p4reduce_controller.model import Reason
+from p4reduce_controller.hosts import parse
 from p4reduce_controller.server import ControllerServer
-
-DEADLINE = 20.0
-LEASE = 10.0
-HOSTS = Hosts.embedded("127.0.0.1:9559", {p: ("127.0.0.1", 41000 + p) for p in range(1, 5)}, profile="w34")
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def until(condition: Callable[[], bool]) -> None:
-    """Wait for what other threads bring about."""
-    end = time.monotonic() + DEADLINE
-    pause = threading.Event()
-    while not condition():
-        assert time.monotonic() < end, "did not happen"
-        pause.wait(0.005)
-
-
-class Stream:
-    """One worker's progress stream."""
-
-    def __init__(self, stub: Any, epoch: int, rank: int, job: str = "train") -> None:
-        self.identity = {"job": job, "epoch": epoch, "rank": rank}
-        self.requests: queue.SimpleQueue[pb.ProgressReport | None] = queue.SimpleQueue()
-        self.call = stub.Progress(iter(self.requests.get, None), timeout=DEADLINE)
-        self.report()
-
-    def report(self, **fields: Any) -> None:
-        self.requests.put(pb.ProgressReport(**self.identity, **fields))
-
-    def next(self) -> pb.Directive:
-        return next(self.call)
-
-    def half_close(self) -> None:
-        self.requests.put(None)
-
-    def rest(self) -> list[pb.Directive]:
-        return list(self.call)
-
-
-class Rig:
-    """A controller under test and its clients."""
-
-    def __init__(self, hosts: Hosts = HOSTS, **options: Any) -> None:
-        self.switch = FakeSwitch()
-        self.clock = Clock()
-        defaults: dict[str, Any] = {"lease_seconds": LEASE, "timer": False, "clock": self.clock}
-        self.server = ControllerServer(hosts, connect=self.switch.connect, **(defaults | options))
-        self.server.start()
-        self.channel = grpc.insecure_channel(self.server.address, options=[("grpc.use_local_subchannel_pool", 1)])
-        self.stub = controller_pb2_grpc.ControllerStub(self.channel)
-
-    def close(self) -> None:
-        self.channel.close()
-        self.server.stop()
-
-    def request(self, rank: int = 0, **changes: Any) -> pb.JoinRequest:
-        fields: dict[str, Any] = {
-            "job": "train",
-            "world_size": 2,
-            "rank": rank,
-            "ip": f"127.0.1.{rank % 4 + 1}",
-            "udp_port": 4000 + rank,
-            "mtu": 65535,
-            "receive_frames": 500,
-            "wait_seconds": 30.0,
-            "client_version": __version__,
-        }
-        return pb.JoinRequest(**(fields | changes))
-
-    def join(self, rank: int = 0, **changes: Any) -> Any:
-        return self.stub.Join.future(self.request(rank, **changes), timeout=DEADLINE)
-
-    def join_all(self, world: int = 2, job: str = "train", **changes: Any) -> list[pb.JoinReply]:
-        calls = [self.join(rank, world_size=world, job=job, **changes) for rank in range(world)]
-        return [call.result() for call in calls]
-
-    def start(self, world: int = 2, job: str = "train", **changes: Any) -> list[Stream]:
-        epoch = self.join_all(world, job, **changes)[0].epoch
-        streams = [Stream(self.stub, epoch, rank, job) for rank in range(world)]
-        for stream in streams:
-            assert stream.next().HasField("registered")
-        return streams
-
-    def leave(self, stream: Stream) -> None:
-        self.stub.Leave(pb.LeaveRequest(**stream.identity), timeout=DEADLINE)
-
-    def status(self, job: str = "") -> pb.StatusReply:
-        return self.stub.Status(pb.StatusRequest(job=job), timeout=DEADLINE)
-
-    def names(self) -> list[str]:
-        return [job.job for job in self.status().jobs]
-
-    def job(self, job: str = "train") -> pb.JobStatus:
-        (found,) = self.status(job).jobs
-        return found
-
-    def waiting(self, ranks: int, job: str = "train") -> None:
-        """Wait until so many ranks have taken their seats."""
-        until(lambda: any(found.job == job and len(found.workers) == ranks for found in self.status().jobs))
-
-    def pools(self) -> list[str]:
-        return [pool.job for pool in self.stub.Pools(pb.PoolsRequest(), timeout=DEADLINE).pools]
-
-    def advance(self, seconds: float) -> None:
-        self.clock.now += seconds
-        self.server.tick()
 
 
 @pytest.fixture
@@ -143,13 +27,6 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.close()
-
-
-def refused(call: Any) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as caught:
-        call.result() if hasattr(call, "result") else call()
-    error: Any = caught.value
-    return error.code().name, error.details()
 
 
 def test_describe(rig: Rig) -> None:
@@ -171,7 +48,7 @@ BAD_JOINS: dict[str, tuple[dict[str, Any], str, str]] = {
     "udp port": ({"udp_port": 0}, "INVALID_ARGUMENT", "udp_port 0 is out of range"),
     "large udp port": ({"udp_port": 65536}, "INVALID_ARGUMENT", "udp_port 65536 is out of range"),
     "host": ({"ip": "10.9.9.9"}, "NOT_FOUND", "'10.9.9.9': embedded switch knows 127.0.1.1, 127.0.1.2, 127.0.1.3"),
-    "mtu": ({"mtu": 1500}, "FAILED_PRECONDITION", "MTU 1500 is too small, profile w34 needs 8764"),
+    "mtu": ({"mtu": 8763}, "FAILED_PRECONDITION", "MTU 8763 is too small, profile w34 needs 8764"),
     "receive buffer": ({"receive_frames": 1}, "FAILED_PRECONDITION", "holds 1 full frames"),
     "negative wait": ({"wait_seconds": -1.0}, "INVALID_ARGUMENT", "wait_seconds -1.0"),
     "endless wait": ({"wait_seconds": float("inf")}, "INVALID_ARGUMENT", "wait_seconds inf"),
@@ -233,7 +110,7 @@ port = 1
     rig = Rig(parse(text))
     try:
         assert not rig.stub.Describe(pb.DescribeRequest(), timeout=DEADLINE).loopback
-        reply = rig.join(0, world_size=1, ip="10.0.0.1", mtu=1500).result()
+        reply = rig.join(0, world_size=1, ip="10.0.0.1", mtu=1340).result()
         assert (reply.endpoint_ip, reply.endpoint_port) == ("10.0.0.254", 20532)
         assert len(rig.switch.holds(entries.FORWARD)) == 2
         assert len(rig.switch.holds(entries.ARP)) == 2
@@ -294,6 +171,15 @@ def test_the_wait_ends_for_every_rank(rig: Rig) -> None:
         assert (code, "rank 1 of 3 has not joined" in text) == ("DEADLINE_EXCEEDED", True)
 
 
+def test_no_wait_given_is_a_minute(rig: Rig) -> None:
+    call = rig.join(0, wait_seconds=0.0)
+    rig.waiting(1)
+    rig.advance(59.9)
+    assert not call.done()
+    rig.advance(0.2)
+    assert refused(call)[0] == "DEADLINE_EXCEEDED"
+
+
 def test_a_cancelled_join_withdraws_its_rank(rig: Rig) -> None:
     gone = rig.join(0)
     rig.waiting(1)
@@ -338,185 +224,6 @@ def test_a_switch_that_refuses(rig: Rig) -> None:
     assert len(rig.join_all()) == 2
 
 
-def test_fence_order_revoke_then_tell(rig: Rig) -> None:
-    first, second, third = rig.start(3)
-    before = len(rig.switch.written)
-    rig.switch.gate.clear()
-    second.call.cancel()
-    until(lambda: rig.job().state == "failed")
-    assert len(rig.switch.holds(entries.ADMIT)) == 3, "the gate is closed"
-    told: queue.SimpleQueue[int] = queue.SimpleQueue()
-    first.call.add_done_callback(lambda _: told.put(len(rig.switch.holds(entries.ADMIT))))
-    rig.switch.gate.set()
-    for stream in (first, third):
-        fence = stream.next().fence
-        assert (fence.reason, list(fence.ranks)) == (pb.Fence.WORKER_LOST, [1])
-        assert "rank 1 on host local2 (127.0.1.2)" in fence.message
-        assert stream.rest() == [], "the stream ends with the fence"
-    assert told.get(timeout=DEADLINE) == 0
-    until(lambda: not any(rig.pools()))
-    deleted = [u.entity for u in rig.switch.written[before:]]
-    assert [getattr(e, "table", "group") for e in deleted[:3]] == [entries.ADMIT] * 3
-    assert {u.verb for u in rig.switch.written[before:]} == {Verb.DELETE}
-    assert rig.switch.groups() == []
-    assert not rig.switch.holds(entries.REPLICA)
-    assert not rig.switch.holds(entries.EPOCHS)
-    job = rig.job()
-    assert [worker.state for worker in job.workers] == ["reporting", "lost", "reporting"]
-    assert "rank 1" in job.reason
-
-
-def test_a_half_closed_stream_without_leave_is_a_lost_worker(rig: Rig) -> None:
-    first, second = rig.start()
-    second.half_close()
-    assert first.next().fence.reason == pb.Fence.WORKER_LOST
-
-
-def test_a_silent_worker_is_lost_after_its_lease(rig: Rig) -> None:
-    first, second = rig.start()
-    rig.clock.now += 6.0
-    first.report(submitted=3, completed=2)
-    until(lambda: rig.job().workers[0].submitted == 3)
-    rig.advance(3.9)
-    assert rig.job().state == "running"
-    assert rig.job().workers[1].silent_seconds == pytest.approx(9.9)
-    rig.advance(0.2)
-    for stream in (first, second):
-        fence = stream.next().fence
-        assert (fence.reason, list(fence.ranks)) == (pb.Fence.WORKER_LOST, [1])
-        assert "no report for 10 s" in fence.message
-
-
-def test_a_worker_that_never_opens_its_stream_is_lost(rig: Rig) -> None:
-    epoch = rig.join_all()[0].epoch
-    stream = Stream(rig.stub, epoch, 0)
-    stream.next()
-    rig.clock.now += 9.0
-    stream.report()
-    until(lambda: rig.job().workers[0].silent_seconds == 0.0)
-    rig.advance(1.0)
-    assert list(stream.next().fence.ranks) == [1]
-
-
-TROUBLES = {
-    pb.Trouble.MISMATCH: pb.Fence.MISMATCH,
-    pb.Trouble.STALLED: pb.Fence.STALLED,
-    pb.Trouble.INTEGRITY: pb.Fence.INTEGRITY,
-    pb.Trouble.REFUSED: pb.Fence.REFUSED,
-    pb.Trouble.ABORTED: pb.Fence.ABORTED,
-    pb.Trouble.UNSPECIFIED: pb.Fence.ABORTED,
-}
-
-
-@pytest.mark.parametrize("code", TROUBLES)
-def test_trouble_fences_everybody(rig: Rig, code: int) -> None:
-    first, second = rig.start()
-    second.report(submitted=9, completed=8, trouble=pb.Trouble(code=code, message="what went wrong", bucket=8))
-    for stream in (first, second):
-        fence = stream.next().fence
-        assert (fence.reason, fence.bucket) == (TROUBLES[code], 8)
-        assert "rank 1 on host local2 (127.0.1.2): what went wrong" in fence.message
-
-
-def test_reasons_are_the_protocols() -> None:
-    assert {reason.name: int(reason) for reason in Reason} == {
-        name: number for name, number in pb.Fence.Reason.items() if number
-    }
-    assert set(TROUBLES) == set(pb.Trouble.Code.values())
-    unknown = report(pb.ProgressReport(trouble=pb.Trouble(code=99, message="m" * 5000)))  # type: ignore[arg-type]
-    assert unknown.trouble is not None
-    assert unknown.trouble.reason is Reason.ABORTED
-    assert len(unknown.trouble.message) == 1000
-
-
-def test_leaving(rig: Rig) -> None:
-    first, second = rig.start()
-    second.report(submitted=5, completed=5)
-    until(lambda: rig.job().workers[1].completed == 5)
-    rig.leave(second)
-    assert rig.job().state == "leaving"
-    assert rig.job().workers[1].state == "left"
-    second.call.cancel()
-    left = first.next().peer_left
-    assert (left.rank, left.submitted) == (1, 5)
-    rig.leave(first)
-    assert rig.names() == []
-    assert not any(rig.pools())
-    assert rig.switch.holds(entries.ADMIT) == []
-    assert rig.switch.groups() == []
-    assert first.rest() == []
-
-
-def test_the_name_can_be_joined_again_after_leaving_and_after_failing(rig: Rig) -> None:
-    epochs = []
-    for stream in rig.start():
-        epochs.append(stream.identity["epoch"])
-        rig.leave(stream)
-    streams = rig.start()
-    epochs.append(streams[0].identity["epoch"])
-    streams[0].call.cancel()
-    streams[1].next()
-    epochs.append(rig.start()[0].identity["epoch"])
-    assert len(set(epochs)) == 3
-    assert epochs == sorted(epochs)
-
-
-def test_a_higher_incarnation_supersedes(rig: Rig) -> None:
-    old = rig.start()
-    new = rig.join(0, incarnation=1)
-    for stream in old:
-        fence = stream.next().fence
-        assert fence.reason == pb.Fence.SUPERSEDED
-        assert "incarnation 1 replaces incarnation 0" in fence.message
-    assert rig.switch.holds(entries.ADMIT) == []
-    other = rig.join(1, incarnation=1)
-    assert new.result().epoch == other.result().epoch > old[0].identity["epoch"]
-    code, text = refused(rig.join(0))
-    assert (code, "belongs to a run that was replaced" in text) == ("FAILED_PRECONDITION", True)
-
-
-def test_a_stream_of_an_epoch_that_is_over_or_unknown(rig: Rig) -> None:
-    streams = rig.start()
-    epoch = streams[0].identity["epoch"]
-    streams[0].call.cancel()
-    assert streams[1].next().HasField("fence")
-    late = Stream(rig.stub, epoch, 1)
-    assert late.next().fence.reason == pb.Fence.WORKER_LOST
-    code, text = refused(Stream(rig.stub, 7, 1).next)
-    assert (code, "has no epoch 7 here" in text) == ("NOT_FOUND", True)
-    code, text = refused(Stream(rig.stub, epoch, 1, "other").next)
-    assert (code, f"job 'other' has no epoch {epoch}" in text) == ("NOT_FOUND", True)
-
-
-def test_a_second_stream_of_a_rank_is_refused(rig: Rig) -> None:
-    first, _ = rig.start()
-    code, text = refused(Stream(rig.stub, first.identity["epoch"], 0).next)
-    assert (code, "has a stream open already" in text) == ("ALREADY_EXISTS", True)
-    assert rig.job().state == "running"
-
-
-def test_status_shows_counters_by_name_and_keeps_the_last_of_a_failed_job(rig: Rig) -> None:
-    streams = rig.start()
-    job = rig.job()
-    assert dict(job.counters) == dict.fromkeys(entries.COUNTER_NAMES, 0)
-    assert (job.pool_base, job.pool_size, job.world_size, job.incarnation) == (0, 64, 2, 0)
-    (epoch_entry,) = rig.switch.holds(entries.EPOCHS)
-    row = dict(epoch_entry.params)["stats"]
-    for event in entries.COUNTER_NAMES.values():
-        rig.switch.counters[entries.COUNTER, row * 8 + event] = 100 + event
-    expected = {name: 100 + event for name, event in entries.COUNTER_NAMES.items()}
-    assert dict(rig.job().counters) == expected
-    streams[0].call.cancel()
-    streams[1].next()
-    until(lambda: not any(rig.pools()))
-    job = rig.job()
-    assert dict(job.counters) == expected
-    assert job.pool_size == 0
-    again = rig.start()
-    assert len(again) == 2
-    assert set(rig.job().counters.values()) == {0}, "the row is zeroed for its next epoch"
-
-
 def test_status_of_controller_and_switch(rig: Rig) -> None:
     rig.clock.now += 5.0
     status = rig.status()
@@ -535,89 +242,6 @@ def test_pools(rig: Rig) -> None:
     assert [(pool.base, pool.size) for pool in pools.pools] == [(base, 64) for base in range(0, 1024, 64)]
     assert [pool.job for pool in pools.pools] == ["a"] + [""] * 15
     assert pools.pools[0].epoch == rig.job("a").epoch == streams[0].identity["epoch"]
-
-
-def test_a_lost_switch_session(rig: Rig) -> None:
-    first, second = rig.start()
-    rig.switch.unreachable = "nobody answers"
-    rig.switch.sessions[-1].lose("connection reset")
-    until(lambda: not rig.status().switch.connected)
-    code, text = refused(rig.join(0, job="other"))
-    assert (code, "connection reset" in text) == ("UNAVAILABLE", True)
-    first.report(submitted=8)
-    until(lambda: rig.job().workers[0].submitted == 8)
-    assert rig.job().state == "running"
-    rig.switch.unreachable = None
-    until(lambda: rig.status().switch.connected)
-    assert len(rig.switch.sessions) == 2
-    assert rig.job().state == "running"
-    assert len(rig.join_all(2, "other")) == 2
-    rig.leave(second)
-    rig.leave(first)
-    assert rig.pools().count("train") == 0
-
-
-def test_a_restarted_switch_gets_its_base_back_and_ends_the_jobs(rig: Rig) -> None:
-    first, second = rig.start()
-    base = rig.switch.holds(entries.WORKER_PORTS)
-    rig.switch.restart()
-    for stream in (first, second):
-        assert stream.next().fence.reason == pb.Fence.SWITCH_LOST
-    assert rig.switch.holds(entries.WORKER_PORTS) == base
-    assert len(base) == 4
-    assert rig.start()[0].identity["epoch"] > first.identity["epoch"]
-
-
-def test_a_fence_without_a_switch_is_told_and_made_up_for_later(rig: Rig) -> None:
-    first, second = rig.start()
-    rig.switch.unreachable = "nobody answers"
-    rig.switch.sessions[-1].lose("connection reset")
-    until(lambda: not rig.status().switch.connected)
-    second.call.cancel()
-    assert first.next().fence.reason == pb.Fence.WORKER_LOST
-    assert rig.pools()[0] == "train", "its entries still stand"
-    rig.switch.unreachable = None
-    until(lambda: not any(rig.pools()))
-    assert rig.switch.holds(entries.ADMIT) == []
-
-
-def test_entries_of_an_earlier_controller_are_taken_away_and_its_epochs_never_used() -> None:
-    old = Rig()
-    epoch = old.join_all()[0].epoch
-    switch = old.switch
-    old.close()
-    assert len(switch.holds(entries.ADMIT)) == 2, "running jobs go on without a controller"
-    server = ControllerServer(HOSTS, connect=switch.connect)
-    with server, grpc.insecure_channel(server.address) as channel:
-        assert switch.holds(entries.ADMIT) == []
-        assert switch.groups() == []
-        stub = controller_pb2_grpc.ControllerStub(channel)
-        request = old.request(0, world_size=1)
-        assert stub.Join(request, timeout=DEADLINE).epoch > epoch
-
-
-def test_leases_end_by_themselves_with_the_real_clock() -> None:
-    rig = Rig(lease_seconds=0.2, timer=True, clock=time.monotonic)
-    try:
-        epoch = rig.join_all()[0].epoch
-        stream = Stream(rig.stub, epoch, 0)
-        fences = [directive.fence for directive in stream.rest() if directive.HasField("fence")]
-        assert [fence.reason for fence in fences] == [pb.Fence.WORKER_LOST]
-    finally:
-        rig.close()
-
-
-def test_stopping_ends_all_calls(rig: Rig) -> None:
-    (stream,) = rig.start(1, "running")
-    waiting = rig.join(0)
-    rig.waiting(1)
-    rig.server.stop()
-    assert refused(waiting)[0] == "UNAVAILABLE"
-    assert refused(stream.next)[0] in ("UNAVAILABLE", "CANCELLED")
-    assert len(rig.switch.holds(entries.ADMIT)) == 1, "what runs goes on"
-    rig.server.stop()
-    with pytest.raises(grpc.RpcError):
-        rig.status()
 
 
 def test_a_port_that_is_taken(rig: Rig) -> None:

@@ -85,6 +85,10 @@ class Effects:
             self.reads.add(want(Field, args[1]))
         elif op == "assign_header":
             target, source = want(Header, args[0]), want(Header, args[1])
+            if target.metadata:
+                self.writes.update(target.fields)
+                self.reads.update(source.fields)
+                return
             self.touched.add(target)
             self.moved.add(target)
             self.whole.update((target, source))

@@ -115,6 +115,7 @@ class Engine:
         """
         if not frame or not 0 <= port <= MAX_PORT:
             raise ValueError(f"a frame of {len(frame)} bytes on port {port}")
+        frame = bytes(frame)
         if not self._passes:
             return self._run(frame, port)
         return self._rounds(port, frame)
@@ -134,11 +135,13 @@ class Engine:
 
     def _assertion_failed(self) -> None:
         self.stats.failed_assertions += 1
-        _log.error("a packet failed an assert or assume of the program and was dropped")
+        if self.stats.failed_assertions == 1:
+            _log.warning("a packet failed an assert or assume of the program and was dropped; later ones are counted")
 
     def _too_many_passes(self) -> None:
         self.stats.too_many_passes += 1
-        _log.error("a packet went round more than %d times and was dropped", MAX_PASSES)
+        if self.stats.too_many_passes == 1:
+            _log.warning("a packet went round %d times and was dropped; later ones are counted", MAX_PASSES)
 
     # --- replication -------------------------------------------------------------------------------------------------
 

@@ -167,6 +167,10 @@ class ActionWriter(Writer):
         target, source = want(Header, args[0]), want(Header, args[1])
         if target is source:
             return
+        if target.metadata:
+            for a, b in zip(target.fields, source.fields, strict=True):
+                self._assign((a, Ref(b)))
+            return
         v = self.layout.headers[target]
         with self.code.block(f"if {self.layout.headers[source].valid}:"):
             self.copy_header(target, source)
@@ -230,9 +234,7 @@ class ActionWriter(Writer):
         size, name = len(stack.headers), self.layout.next[stack]
         self.line(f"{name} = min({size}, {name} + {count})")
         for position in range(size - 1, count - 1, -1):
-            # BMv2 moves only what lies below `next`: elements made valid by hand above it stay where they are.
-            with self.code.block(f"if {name} > {position}:"):
-                self.copy_header(stack.headers[position], stack.headers[position - count])
+            self.copy_header(stack.headers[position], stack.headers[position - count])
         self._invalidate(stack.headers[: min(count, size)], stack)
 
     def _pop(self, args: Sequence[Argument]) -> None:

@@ -216,14 +216,8 @@ class ParserWriter(ActionWriter):
 
     def _key(self, value: Expr, index: int) -> str:
         """Text of a part of a select key; a variable."""
-        if isinstance(value, Ref):
-            self.prepare(value)
-            v = self.unsigned(value.field)
-        elif isinstance(value, Lookahead):
-            v = self._lookahead(value)
-        else:
-            self.prepare(value)
-            v = self.value(value)
+        self.prepare(value)
+        v = self.unsigned(value.field) if isinstance(value, Ref) else self.value(value)
         if v.text.isidentifier() or v.constant is not None:
             return v.text
         self.line(f"key{index} = {v.text}")

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from p4reduce_bmv2.embedded.errors import ProgramError, UnsupportedProgram
-from p4reduce_bmv2.embedded.loader_code import CodeReader
+from p4reduce_bmv2.embedded.loader_code import MAX_COUNT, CodeReader
 from p4reduce_bmv2.embedded.program import (
     CLAIMS,
     Action,
@@ -18,7 +18,6 @@ from p4reduce_bmv2.embedded.program import (
     ConstEntry,
     Field,
     Header,
-    Lookahead,
     Node,
     ParserOp,
     Pipeline,
@@ -127,7 +126,7 @@ class _Loader(CodeReader):
         for raw in self.items(self.root, "header_stacks", "program"):
             name = self.text(raw, "name", "header_stacks")
             ids = self.get(raw, "header_ids", list, f"header stack {name}")
-            if any(i not in by_id for i in ids) or not ids:
+            if not ids or any(not isinstance(i, int) or i not in by_id for i in ids):
                 raise ProgramError(f"header stack {name}: header_ids names headers that do not exist")
             self.stacks[name] = Stack(name, [by_id[i] for i in ids])
         standard = self.headers.get("standard_metadata")
@@ -137,14 +136,14 @@ class _Loader(CodeReader):
 
     def _make_header(self, name: str, type_name: str, raw: dict[str, Any], metadata: bool) -> Header:
         where = f"header type {type_name}"
-        header = Header(name, type_name, metadata, int(raw.get("max_length") or 0))
+        header = Header(name, type_name, metadata, self.count(raw, "max_length", where) if "max_length" in raw else 0)
         if "length_exp" in raw:
             self.unsupported.add(f"header type with a length expression {type_name}")
         for index, spec in enumerate(self.get(raw, "fields", list, where)):
             if not isinstance(spec, list) or len(spec) < 2 or not isinstance(spec[0], str):
                 raise ProgramError(f"{where}: fields[{index}] is not [name, width]")
             varbit = spec[1] == "*"
-            if not varbit and (not isinstance(spec[1], int) or spec[1] < 1):
+            if not varbit and (not isinstance(spec[1], int) or not 1 <= spec[1] <= MAX_COUNT):
                 raise ProgramError(f"{where}: field {spec[0]} has width {spec[1]!r}")
             if len(spec) > 3 and spec[3]:
                 self.unsupported.add(f"saturating field {type_name}.{spec[0]}")
@@ -170,23 +169,30 @@ class _Loader(CodeReader):
 
     def _read_aliases(self) -> dict[str, Field]:
         aliases = {}
-        for raw in self.root.get("field_aliases") or []:
-            if not isinstance(raw, list) or len(raw) != 2:
+        for raw in self._pairs("field_aliases"):
+            if len(raw) != 2:
                 raise ProgramError("field_aliases: an entry is not [name, [header, field]]")
             aliases[str(raw[0])] = self.field(raw[1], "field_aliases")
         return aliases
 
     def _read_errors(self) -> dict[str, int]:
         errors = {"NoError": 0}
-        for raw in self.root.get("errors") or []:
-            if not isinstance(raw, list) or len(raw) != 2 or not isinstance(raw[1], int):
+        for raw in self._pairs("errors"):
+            if len(raw) != 2 or not isinstance(raw[1], int):
                 raise ProgramError("errors: an entry is not [name, number]")
             errors[str(raw[0])] = raw[1]
         return errors
 
+    def _pairs(self, section: str) -> list[list[Any]]:
+        """A list of lists that may be missing."""
+        found = self.root.get(section) or []
+        if not isinstance(found, list) or not all(isinstance(item, list) for item in found):
+            raise ProgramError(f"{section}: not a list of pairs")
+        return found
+
     def _note_unsupported_sections(self) -> None:
         for section, kind in _UNSUPPORTED_SECTIONS.items():
-            for raw in self.root.get(section) or []:
+            for raw in self.some(self.root, section, "program"):
                 self.unsupported.add(f"{kind} {raw.get('name', '?')}")
         if len(self.items(self.root, "parsers", "program")) > 1:
             self.unsupported.add("more than one parser")
@@ -202,7 +208,7 @@ class _Loader(CodeReader):
         for raw_state in self.items(raw, "parse_states", "parser"):
             state = self._read_state(raw_state)
             states[state.name] = state
-        first = raw.get("init_state")
+        first = self.name(raw.get("init_state"), "parser")
         targets = [(f"parser state {s.name}", t) for s in states.values() for t in self._targets(s)]
         for where, target in [*targets, ("parser", first)]:
             if target is not None and target not in states:
@@ -227,14 +233,14 @@ class _Loader(CodeReader):
                 self.unsupported.add(f"parser key {kind} in state {name}")
                 return state
             value = self.value(raw_key, where)
-            state.key.append((value, value.width if isinstance(value, Lookahead) else self.width(value)))
+            state.key.append((value, self.width(value)))
         for raw_transition in self.items(raw, "transitions", where):
             self._read_transition(raw_transition, state, where)
         return state
 
     def _read_transition(self, raw: dict[str, Any], state: State, where: str) -> None:
         kind = raw.get("type", "hexstr")
-        target = raw.get("next_state")
+        target = self.name(raw.get("next_state"), where)
         if kind == "default" or raw.get("value") == "default":
             state.default = target
             return
@@ -275,6 +281,9 @@ class _Loader(CodeReader):
             if op == "extract_VL" and kind == "stack":
                 self.unsupported.add(f"parser op extract_VL of a stack in {where}")
                 return None
+            if isinstance(args[0].get("value"), dict):
+                self.unsupported.add(f"parser op {op} by a run-time index in {where}")
+                return None
             name = self.text(args[0], "value", where)
             target = self.header(name, where) if kind == "regular" else self.stack(name, where)
             return ParserOp(op, (target, *(self.expression(a, where) for a in args[1:])))
@@ -288,13 +297,13 @@ class _Loader(CodeReader):
         deparsers = self.items(self.root, "deparsers", "program")
         if len(deparsers) != 1:
             raise ProgramError(f"deparsers: {len(deparsers)} of them instead of one")
-        for raw in deparsers[0].get("primitives") or []:
+        for raw in self.some(deparsers[0], "primitives", "deparser"):
             self.unsupported.add(f"primitive {raw.get('op', '?')} in the deparser")
         return [self.header(name, "deparser") for name in self.get(deparsers[0], "order", list, "deparser")]
 
     def _read_checksums(self) -> list[Checksum]:
         checksums = []
-        for raw in self.root.get("checksums") or []:
+        for raw in self.some(self.root, "checksums", "program"):
             name = self.text(raw, "name", "checksums")
             where = f"checksum {name}"
             kind = raw.get("type", "generic")
@@ -342,13 +351,14 @@ class _Loader(CodeReader):
         for raw_node in self.items(raw, "conditionals", where):
             node = self.text(raw_node, "name", where)
             condition = self.expression(self.get(raw_node, "expression", dict, f"conditional {node}"), node)
-            nodes[node] = Conditional(node, condition, raw_node.get("true_next"), raw_node.get("false_next"))
-        for raw_node in raw.get("action_calls") or []:
+            true_next, false_next = (self.name(raw_node.get(k), node) for k in ("true_next", "false_next"))
+            nodes[node] = Conditional(node, condition, true_next, false_next)
+        for raw_node in self.some(raw, "action_calls", where):
             self.unsupported.add(f"action call {raw_node.get('name', '?')}")
-        for profile in raw.get("action_profiles") or []:
+        for profile in self.some(raw, "action_profiles", where):
             kind = "action selector" if "selector" in profile else "action profile"
             self.unsupported.add(f"{kind} {profile.get('name', '?')}")
-        first = raw.get("init_table")
+        first = self.name(raw.get("init_table"), where)
         pipeline = Pipeline(name, first, nodes)
         for source, target in [(where, first), *((n, t) for n in nodes for t in successors(nodes[n]))]:
             if target is not None and target not in nodes:
@@ -356,7 +366,7 @@ class _Loader(CodeReader):
         return pipeline
 
     def _action(self, action_id: Any, where: str) -> Action:
-        if action_id not in self.actions:
+        if not isinstance(action_id, int) or action_id not in self.actions:
             raise ProgramError(f"{where}: there is no action with id {action_id!r}")
         return self.actions[action_id]
 
@@ -371,20 +381,20 @@ class _Loader(CodeReader):
         if raw.get("direct_meters"):
             self.unsupported.add(f"table with direct meters {name}")
         actions = [self._action(i, where) for i in self.get(raw, "action_ids", list, where)]
-        by_name = self.get(raw, "next_tables", dict, where)
+        by_name = {k: self.name(v, where) for k, v in self.get(raw, "next_tables", dict, where).items()}
         hit_miss = "__HIT__" in by_name or "__MISS__" in by_name
         if not hit_miss and any(a.name not in by_name for a in actions):
             raise ProgramError(f"{where}: next_tables does not name every action")
         table = TableNode(
             name=name,
             keys=[self._read_key(k, where) for k in self.items(raw, "key", where)],
-            size=int(raw.get("max_size") or len(raw.get("entries") or [])),
+            size=self.count(raw, "max_size", where),
             actions=actions,
             counters=bool(raw.get("with_counters")),
             next_by_action={} if hit_miss else {a.id: by_name[a.name] for a in actions},
             next_hit=by_name.get("__HIT__"),
             next_miss=by_name.get("__MISS__"),
-            base_next=by_name.get("__MISS__") if hit_miss else raw.get("base_default_next"),
+            base_next=by_name.get("__MISS__") if hit_miss else self.name(raw.get("base_default_next"), where),
             default=None,
             default_const=False,
             entries=None,

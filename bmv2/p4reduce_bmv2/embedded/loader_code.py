@@ -62,6 +62,10 @@ SIGNATURES: dict[str, tuple[str, ...]] = {
 }
 """What each primitive takes. `list` is the constant number of a field list."""
 
+MAX_COUNT = 1 << 24
+"""Cells of an array, entries of a table, bits of a field: more is a mistake."""
+PLACEHOLDER = Field(Header("?", "?", True), "?", 0, 1)
+"""Stands for what was noted as unsupported, until the load ends."""
 _UNARY = {"~", "not", "d2b", "b2d"}
 _VALUES = ("field", "hexstr", "bool", "local", "runtime_data", "stack_field", "lookahead", "expression", "header")
 
@@ -105,6 +109,24 @@ class CodeReader:
                 raise ProgramError(f"{where}: {key}[{index}] is a {type(item).__name__}, not an object")
         return found
 
+    def count(self, raw: Any, key: str, where: str) -> int:
+        """A number of things, or a width: between 1 and MAX_COUNT."""
+        value = self.get(raw, key, int, where)
+        if not 1 <= value <= MAX_COUNT:
+            raise ProgramError(f"{where}: {key!r} is {value}, not in 1..{MAX_COUNT}")
+        return value
+
+    def some(self, raw: Any, key: str, where: str) -> list[dict[str, Any]]:
+        """A list of objects that may be missing or null."""
+        return [] if raw.get(key) is None else self.items(raw, key, where)
+
+    @staticmethod
+    def name(value: Any, where: str) -> str | None:
+        """A name, or null."""
+        if value is None or isinstance(value, str):
+            return value
+        raise ProgramError(f"{where}: {value!r} is not a name")
+
     @staticmethod
     def hexstr(text: Any, where: str) -> int:
         if not isinstance(text, str):
@@ -137,7 +159,7 @@ class CodeReader:
         if not isinstance(pair, Sequence) or isinstance(pair, str) or len(pair) != 2:
             raise ProgramError(f"{where}: {pair!r} is not [header, field]")
         header = self.header(pair[0], where)
-        if pair[1] not in header.by_name:
+        if not isinstance(pair[1], str) or pair[1] not in header.by_name:
             raise ProgramError(f"{where}: header {header.name} has no field {pair[1]!r}")
         return header.by_name[pair[1]]
 
@@ -162,17 +184,15 @@ class CodeReader:
         for raw in self.items(self.root, "register_arrays", "program"):
             name = self.text(raw, "name", "register_arrays")
             where = f"register {name}"
-            self.registers[name] = Register(
-                name, self.get(raw, "size", int, where), self.get(raw, "bitwidth", int, where)
-            )
+            self.registers[name] = Register(name, self.count(raw, "size", where), self.count(raw, "bitwidth", where))
         for raw in self.items(self.root, "counter_arrays", "program"):
             name = self.text(raw, "name", "counter_arrays")
             direct = bool(raw.get("is_direct"))
-            size = 0 if direct else self.get(raw, "size", int, f"counter {name}")
+            size = 0 if direct else self.count(raw, "size", f"counter {name}")
             self.counters[name] = Counter(name, size, direct)
         for raw in self.items(self.root, "calculations", "program"):
             self._read_calculation(raw)
-        for raw in self.root.get("field_lists") or []:
+        for raw in self.some(self.root, "field_lists", "program"):
             number = self.get(raw, "id", int, "field_lists")
             elements = self.items(raw, "elements", f"field list {number}")
             self.field_lists[number] = [
@@ -191,7 +211,7 @@ class CodeReader:
             if kind == "field":
                 calculation.parts.append(self.field(part.get("value"), where))
             elif kind == "hexstr":
-                bits = self.get(part, "bitwidth", int, where)
+                bits = self.count(part, "bitwidth", where)
                 calculation.parts.append((self.hexstr(part.get("value"), where) & (1 << bits) - 1, bits))
             elif kind == "payload":
                 calculation.payload = True
@@ -239,7 +259,7 @@ class CodeReader:
         if not isinstance(value, list) or len(value) != 2:
             raise ProgramError(f"{where}: a stack_field is not [stack, field]")
         stack = self.stack(value[0], where)
-        field = stack.headers[0].by_name.get(value[1])
+        field = stack.headers[0].by_name.get(value[1]) if isinstance(value[1], str) else None
         if field is None:
             raise ProgramError(f"{where}: header stack {stack.name} has no field {value[1]!r}")
         return StackLast(stack, field.index)
@@ -292,7 +312,10 @@ class CodeReader:
         if isinstance(raw, dict) and ("op" in raw or isinstance(raw.get("value"), dict)):
             inner = raw if "op" in raw else raw["value"]
             self.unsupported.add(f"operator {inner.get('op', '?')} in {where}")
-            return next(iter(self.headers.values()))
+            return PLACEHOLDER.header
+        if self._kind(raw) != "header":
+            self.unsupported.add(f"value {self._kind(raw)} in {where}")
+            return PLACEHOLDER.header
         return self.header(self.get(raw, "value", str, where), where)
 
     # --- primitives --------------------------------------------------------------------------------------------------
@@ -316,16 +339,7 @@ class CodeReader:
 
     def _argument(self, kind: str, raw: Any, where: str) -> Argument:
         if kind == "field":
-            target = self.value(raw, where)
-            if isinstance(target, Ref) and not target.field.varbit:
-                return target.field
-            if self._kind(raw) != "":
-                self.unsupported.add(f"target {self._kind(raw)} of {where}")
-            return (
-                self.headers["scalars"].fields[0]
-                if "scalars" in self.headers
-                else next(iter(self.headers.values())).fields[0]
-            )
+            return self._target(raw, where)
         if kind == "varbit":
             field = self.field(raw.get("value"), where) if isinstance(raw, dict) else None
             if field is None or not field.varbit:
@@ -336,6 +350,18 @@ class CodeReader:
         if kind in ("const", "list"):
             return self._constant_argument(kind, raw, where)
         return self._named_argument(kind, raw, where)
+
+    def _target(self, raw: Any, where: str) -> Field:
+        """A field to write to."""
+        target = self.value(raw, where)
+        if isinstance(target, Ref) and not target.field.varbit:
+            return target.field
+        kind = self._kind(raw)
+        if kind in ("hexstr", "bool", "local", "runtime_data"):
+            raise ProgramError(f"{where}: cannot write to a {kind}")
+        if kind:
+            self.unsupported.add(f"target {kind} of {where}")
+        return PLACEHOLDER
 
     def _constant_argument(self, kind: str, raw: Any, where: str) -> Argument:
         value = self.value(raw, where)
@@ -351,7 +377,8 @@ class CodeReader:
         if kind == "header":
             return self.header_value(raw, where)
         if kind == "vector" and given == "parameters_vector":
-            return tuple(self.value(v, where) for v in self.get(raw, "value", list, where))
+            # An empty vector is written {}.
+            return tuple(self.value(v, where) for v in raw.get("value") or ())
         name = self.text(raw, "value", where)
         if kind == "string" and given == "string":
             return name

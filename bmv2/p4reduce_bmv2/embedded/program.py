@@ -7,7 +7,7 @@ the table below is refused at load, by name:
 | kind | supported |
 |---|---|
 | parser op | extract, extract_VL, set, verify, advance, primitive |
-| parser key | field, stack_field, lookahead |
+| parser key | field, stack_field |
 | transition | hexstr, default |
 | primitive | assign, assign_VL, assign_header, assign_header_stack, add_header, remove_header, push, pop |
 | primitive | mark_to_drop, truncate, exit, clone_ingress_pkt_to_egress, clone_egress_pkt_to_egress |
@@ -62,7 +62,7 @@ def _names(text: str) -> frozenset[str]:
 
 CLAIMS: dict[str, frozenset[str]] = {
     "parser op": _names("extract extract_VL set verify advance primitive"),
-    "parser key": _names("field stack_field lookahead"),
+    "parser key": _names("field stack_field"),
     "transition": _names("hexstr default"),
     "primitive": _names(
         "assign assign_VL assign_header assign_header_stack add_header remove_header push pop mark_to_drop truncate "

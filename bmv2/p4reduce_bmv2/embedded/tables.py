@@ -87,7 +87,7 @@ class Table:
         kinds = {k.match_type for k in self.keys}
         self.needs_priority = bool(kinds & {"ternary", "range"})
         """True when a key field is ternary or range: then every entry needs a priority of 1 or more."""
-        self._searches = kinds > {"exact"} or kinds == {"lpm"} or self.needs_priority
+        self._searches = bool(kinds - {"exact"})
         self._numbers = {a.name: index for index, a in enumerate(node.actions)}
         self._entries: dict[int, Entry] = {}
         self._handles: dict[tuple[Key, int], int] = {}
@@ -223,9 +223,8 @@ class Table:
             if first > second:
                 raise BadEntry(f"{where}: the range {first}..{second} is empty")
             return element
-        mask = second if field.match_type == "ternary" else top >> field.bitwidth - second << field.bitwidth - second
-        if first & ~mask:
-            raise BadEntry(f"{where}: the value has bits outside its {'mask' if second == mask else 'prefix'}")
+        if first & ~_mask(field, second):
+            raise BadEntry(f"{where}: the value has bits outside its mask or prefix")
         return element
 
     # --- entries -----------------------------------------------------------------------------------------------------
@@ -244,8 +243,9 @@ class Table:
         priority = _MAX_BMV2_PRIORITY - bmv2_priority if self.needs_priority else 0
         masked: list[KeyElement] = []
         for element, field in zip(key, self.keys, strict=True):
-            if field.match_type == "ternary" and isinstance(element, tuple):
-                element = (element[0] & element[1], element[1])
+            # The compiler leaves bits in a value that its mask or prefix takes away.
+            if field.match_type in ("ternary", "lpm") and isinstance(element, tuple):
+                element = (element[0] & _mask(field, element[1]), element[1])
             masked.append(element)
         checked = self._check_key(masked, priority)
         if (checked, priority) in self._handles:
@@ -316,8 +316,7 @@ class Table:
                 if field.match_type == "range":
                     tests.append((position, top, first, second))
                     continue
-                shift = field.bitwidth - second
-                mask = top >> shift << shift if field.match_type == "lpm" else second
+                mask = _mask(field, second)
                 if mask:
                     tests.append((position, mask, first, first))
 
@@ -325,6 +324,13 @@ class Table:
             return all(low <= values[p] & mask <= high for p, mask, low, high in tests)
 
         return matches
+
+
+def _mask(field: KeyField, second: int) -> int:
+    """Mask of a ternary element, or of a prefix of this length."""
+    if field.match_type != "lpm":
+        return second
+    return (1 << field.bitwidth) - (1 << field.bitwidth - second)
 
 
 def _masked(element: KeyElement, field: KeyField) -> KeyElement:

@@ -20,7 +20,7 @@ class RetransmissionPolicy:
     """
 
     initial: float = 0.05
-    minimum: float = 0.002
+    minimum: float = 0.01
     maximum: float = 0.5
     deadline: float = 60.0
     early_resend: int = 3

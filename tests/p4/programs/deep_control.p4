@@ -10,7 +10,7 @@ struct meta_t {
 #define END10 } } } } } } } } } }
 
 control Run(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
-    counter(128, CounterType.packets) tally;
+    counter(128, CounterType.packets_and_bytes) tally;
     action set_c(bit<16> c) { h.x.c = c; }
     action leave() { exit; }
     table t {

@@ -12,6 +12,10 @@ struct headers_t {
     byte_t b3;
     byte_t b4;
     byte_t b5;
+    byte_t b6;
+    byte_t b7;
+    byte_t b8;
+    byte_t b9;
 }
 struct meta_t { }
 
@@ -29,11 +33,15 @@ parser Parse(packet_in p, out headers_t h, inout meta_t m, inout standard_metada
     STEP(s2, b2, s3, s4)
     STEP(s3, b3, s4, s5)
     STEP(s4, b4, s5, s6)
-    state s5 {
-        p.extract(h.b5);
-        transition s6;
+    STEP(s5, b5, s6, s7)
+    STEP(s6, b6, s7, s8)
+    STEP(s7, b7, s8, s9)
+    state s8 {
+        p.extract(h.b8);
+        transition s9;
     }
-    state s6 {
+    state s9 {
+        p.extract(h.b9);
         h.x.b = 0x66;
         transition accept;
     }
@@ -43,11 +51,15 @@ parser Parse(packet_in p, out headers_t h, inout meta_t m, inout standard_metada
 control Run(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     apply {
         s.egress_spec = 1;
-        if (h.b1.isValid()) { h.x.c[0:0] = 1; }
-        if (h.b2.isValid()) { h.x.c[1:1] = 1; }
-        if (h.b3.isValid()) { h.x.c[2:2] = 1; }
-        if (h.b4.isValid()) { h.x.c[3:3] = 1; h.b4.v = 0x44; }
-        if (h.b5.isValid()) { h.x.c[4:4] = 1; h.b5.v = 0x55; }
+        if (h.b1.isValid()) { h.x.c[1:1] = 1; }
+        if (h.b2.isValid()) { h.x.c[2:2] = 1; }
+        if (h.b3.isValid()) { h.x.c[3:3] = 1; }
+        if (h.b4.isValid()) { h.x.c[4:4] = 1; h.b4.v = 0x44; }
+        if (h.b5.isValid()) { h.x.c[5:5] = 1; h.b5.v = 0x55; }
+        if (h.b6.isValid()) { h.x.c[6:6] = 1; }
+        if (h.b7.isValid()) { h.x.c[7:7] = 1; }
+        if (h.b8.isValid()) { h.x.c[8:8] = 1; }
+        if (h.b9.isValid()) { h.x.c[9:9] = 1; h.b9.v = 0x99; }
     }
 }
 

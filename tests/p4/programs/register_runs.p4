@@ -8,26 +8,20 @@ control Run(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     register<bit<8>>(4) second;
     register<bit<16>>(4) third;
     bit<32> cell;
-    bit<8> a;
-    bit<8> b;
-    bit<16> c;
     action exchange() {
-        first.read(a, cell);
-        first.write(cell, h.x.a);
-        second.read(b, cell);
-        second.write(cell, h.x.b);
-        third.read(c, cell);
-        third.write(cell, h.x.c);
-        h.x.a = a;
-        h.x.b = b;
-        h.x.c = c;
+        bit<8> a = h.x.a;
+        bit<8> b = h.x.b;
+        bit<16> c = h.x.c;
+        first.read(h.x.a, cell);
+        first.write(cell, a);
+        second.read(h.x.b, cell);
+        second.write(cell, b);
+        third.read(h.x.c, cell);
+        third.write(cell, c);
     }
     apply {
         s.egress_spec = 1;
         cell = h.x.d;
-        a = 0xa0;
-        b = 0xb0;
-        c = 0xc0c0;
         exchange();
     }
 }

@@ -8,11 +8,10 @@ control Run(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
     register<int<8>>(1) signed;
     apply {
         s.egress_spec = 1;
-        bit<32> old = 0xabcd;
         if (h.x.a == 0) {
-            words.read(old, (bit<32>)h.x.b);
-            words.write((bit<32>)h.x.b, h.x.d);
-            h.x.d = old;
+            bit<32> given = h.x.d;
+            words.read(h.x.d, (bit<32>)h.x.b);
+            words.write((bit<32>)h.x.b, given);
         } else if (h.x.a == 1) {
             bit<5> five;
             narrow.write(1, h.x.b[4:0]);

@@ -43,7 +43,7 @@ control Run(inout headers_t h, inout meta_t m, inout standard_metadata_t s) {
             h.labels[2] = h.labels[0];
             h.labels[0].setInvalid();
         } else if (h.x.a == 6) {
-            /* Not extracted, so beyond what push_front moves. */
+            /* Made by hand, beyond what was extracted. */
             h.labels[2].setValid();
             h.labels[2].value = 0x7f;
             h.labels.push_front(1);

@@ -32,6 +32,7 @@ parser Parse(packet_in p, out headers_t h, inout meta_t m, inout standard_metada
     }
     state done {
         h.x.b = 0xdd;
+        h.copy = h.items;
         transition accept;
     }
 }
