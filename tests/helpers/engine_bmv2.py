@@ -34,6 +34,7 @@ GRACE = 0.05
 """Seconds to wait at the end of a case for frames that must not come."""
 REFUSAL = 0.2
 """Seconds within which a stream that is refused is refused."""
+CPU_PORT = 510
 _STREAM = "/p4.bm.DataplaneInterface/PacketStream"
 
 
@@ -101,7 +102,7 @@ class Bmv2:
         self._scratch = tempfile.TemporaryDirectory(prefix="p4reduce-bmv2-")
         control, data = (f"unix:{self._scratch.name}/{name}" for name in ("control", "data"))
         command = ["simple_switch_grpc", "--no-p4", "-L", "off", "--thrift-port", str(_free_port()), "--"]
-        command += ["--grpc-server-addr", control, "--dp-grpc-server-addr", data, "--cpu-port", "510"]
+        command += ["--grpc-server-addr", control, "--dp-grpc-server-addr", data, "--cpu-port", str(CPU_PORT)]
         with open(f"{self._scratch.name}/log", "wb") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
         self._channels = [grpc.insecure_channel(control), grpc.insecure_channel(data)]

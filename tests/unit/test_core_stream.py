@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -159,7 +160,7 @@ def test_a_silent_stream_sends_only_its_oldest_chunks_again() -> None:
 
 
 def test_after_silence_all_timers_start_afresh() -> None:
-    hand, _, frames = job(16, window=16, policy=RetransmissionPolicy(early_resend=0))
+    hand, _, frames = job(16, window=16, policy=replace(POLICY, early_resend=0))
     while hand.now < 1.0:
         hand.now = deadline(hand)
         hand.sent(0)
@@ -241,7 +242,7 @@ def test_early_resend_repeats_after_a_timeout() -> None:
 
 
 def test_early_resend_can_be_off() -> None:
-    hand, _, frames = job(64, policy=RetransmissionPolicy(early_resend=0))
+    hand, _, frames = job(64, policy=replace(POLICY, early_resend=0))
     deliver(hand, frames[1:])
     hand.sent(0)
     assert hand.cores[0].counters.resent_early == 0

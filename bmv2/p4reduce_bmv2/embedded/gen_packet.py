@@ -16,11 +16,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from p4reduce_bmv2.embedded.emit import Slot
+from p4reduce_bmv2.embedded.emit import Slot, Value, number
 from p4reduce_bmv2.embedded.gen_control import ControlWriter
 from p4reduce_bmv2.embedded.gen_parser import Position
 from p4reduce_bmv2.embedded.layout import Group, HeaderVars
 from p4reduce_bmv2.embedded.program import Field, Header
+from p4reduce_bmv2.embedded.state import MAX_PORT
 
 NORMAL, INGRESS_CLONE, EGRESS_CLONE, RECIRCULATED, REPLICATED, RESUBMITTED = 0, 1, 2, 4, 5, 6
 """Values of standard_metadata.instance_type."""
@@ -72,19 +73,21 @@ class PacketWriter(ControlWriter):
         f = self.program.standard(name)
         return None if f is None else self.layout.fields.get(f)
 
-    def put(self, name: str, value: str) -> None:
-        """Set a standard metadata field, if somebody looks at it."""
-        variable = self.standard(name)
-        if variable is not None:
-            self.line(f"{variable} = {value}")
+    def put(self, name: str, value: str | int, high: int | None = None) -> None:
+        """Set a standard metadata field, if somebody looks at it, to a number or to a text of at most `high`."""
+        f = self.program.standard(name)
+        if f is not None and f in self.layout.fields:
+            self.store(f, number(value) if isinstance(value, int) else Value(value, 0, high))
 
     def zero(self, names: Sequence[str], value: str = "0") -> None:
         """Set many variables to one value."""
         if names:
             self.line(f"{' = '.join(names)} = {value}")
 
-    def now(self) -> str:
-        return f"{self.names.bind(Slot('call', 'clock'))}()"
+    def stamp(self, name: str) -> None:
+        """Set a time stamp, if somebody looks at it; else the clock is not asked."""
+        if self.standard(name) is not None:
+            self.put(name, f"{self.names.bind(Slot('call', 'clock'))}()")
 
     def _start(self) -> None:
         names = list(self.metadata)
@@ -121,19 +124,15 @@ class PacketWriter(ControlWriter):
 
     def _arrive(self) -> None:
         """Standard metadata of a packet that enters ingress."""
-        stamp = self.standard("ingress_global_timestamp")
-        if not self.passes:
-            self.put("ingress_port", "port")
-            self.put("packet_length", "length")
-            if stamp is not None:
-                self.line(f"{stamp} = {self.now()} & 0xffffffffffff")
-            return
         self.put("packet_length", "length")
-        self.put("instance_type", "kind")
+        if not self.passes:
+            self.put("ingress_port", "port", MAX_PORT)
+            self.stamp("ingress_global_timestamp")
+            return
+        self.put("instance_type", "kind", RESUBMITTED)
         with self.code.block(f"if kind <= {INGRESS_CLONE}:"):
-            self.put("ingress_port", "port")
-            if stamp is not None:
-                self.line(f"{stamp} = {self.now()} & 0xffffffffffff")
+            self.put("ingress_port", "port", MAX_PORT)
+            self.stamp("ingress_global_timestamp")
         self._restore_kept(f"kind > {INGRESS_CLONE} and ")
 
     def _start_clone(self) -> None:
@@ -141,7 +140,7 @@ class PacketWriter(ControlWriter):
         self.line("copies, cut = copies")
         self.zero(self.metadata)
         self._restore_kept("")
-        self.put("instance_type", str(INGRESS_CLONE))
+        self.put("instance_type", INGRESS_CLONE)
 
     def _restore_kept(self, condition: str) -> None:
         for number_, fields in self._lists():
@@ -215,7 +214,7 @@ class PacketWriter(ControlWriter):
             with self.code.block(f"if {group}:"):
                 self.line(f"copies = {self.names.bind(Slot('call', 'group'))}({group})")
                 self.line("if not copies: return out")
-                self.put("instance_type", str(REPLICATED))
+                self.put("instance_type", REPLICATED)
                 if self.truncates:
                     self.line(f"limit = {UNLIMITED}")
                 if self.recirculates:
@@ -224,7 +223,7 @@ class PacketWriter(ControlWriter):
             self.line("return out")
         with self.code.block("else:"):
             self.line(f"copies = (({spec}, {self.standard('egress_rid') or 0}),)")
-            self.put("instance_type", str(NORMAL))
+            self.put("instance_type", NORMAL)
         priority = self.standard("priority")
         if priority is not None and self.program.standard("priority") in self.usage.total.writes:
             self.line(f"if {priority}: return out")
@@ -275,18 +274,15 @@ class PacketWriter(ControlWriter):
         with self.code.block("for egress, rid in copies:"):
             if saved:
                 self.line(f"{_tuple(saved)} = saved")
-            self.put("egress_port", "egress")
-            self.put("egress_rid", "rid")
-            self.put("egress_spec", "0")
+            self.put("egress_port", "egress", MAX_PORT)
+            self.put("egress_rid", "rid", 0xFFFF)
+            self.put("egress_spec", 0)
             self.put("packet_length", "size" if self.counts_length else "length")
-            stamp = self.standard("egress_global_timestamp")
-            if stamp is not None:
-                self.line(f"{stamp} = {self.now()} & 0xffffffffffff")
-            if self.standard("enq_timestamp") is not None:
-                self.put("enq_timestamp", f"{self.now()} & 0xffffffff")
-            self.put("enq_qdepth", "0")
-            self.put("deq_qdepth", "0")
-            self.put("deq_timedelta", "0")
+            self.stamp("egress_global_timestamp")
+            self.stamp("enq_timestamp")
+            for name in ("enq_qdepth", "deq_qdepth", "deq_timedelta"):
+                self.put(name, 0)
+            self.known.clear()
             self.pipeline("egress")
             self._clone_egress()
             self.line(f"if {self.standard('egress_spec')} == {DROP_PORT}: continue")

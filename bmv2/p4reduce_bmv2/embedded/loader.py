@@ -285,7 +285,7 @@ class _Loader(CodeReader):
                 self.unsupported.add(f"parser op {op} by a run-time index in {where}")
                 return None
             name = self.text(args[0], "value", where)
-            target = self.header(name, where) if kind == "regular" else self.stack(name, where)
+            target = self.real_header(name, where) if kind == "regular" else self.stack(name, where)
             return ParserOp(op, (target, *(self.expression(a, where) for a in args[1:])))
         if op == "set":
             return ParserOp(
@@ -299,14 +299,14 @@ class _Loader(CodeReader):
             raise ProgramError(f"deparsers: {len(deparsers)} of them instead of one")
         for raw in self.some(deparsers[0], "primitives", "deparser"):
             self.unsupported.add(f"primitive {raw.get('op', '?')} in the deparser")
-        return [self.header(name, "deparser") for name in self.get(deparsers[0], "order", list, "deparser")]
+        return [self.real_header(name, "deparser") for name in self.get(deparsers[0], "order", list, "deparser")]
 
     def _read_checksums(self) -> list[Checksum]:
         checksums = []
         for raw in self.some(self.root, "checksums", "program"):
             name = self.text(raw, "name", "checksums")
             where = f"checksum {name}"
-            kind = raw.get("type", "generic")
+            kind = self.text(raw, "type", where)
             if kind not in CLAIMS["checksum"]:
                 self.unsupported.add(f"checksum {kind} {name}")
                 continue
@@ -332,7 +332,7 @@ class _Loader(CodeReader):
             name = self.text(raw, "name", "actions")
             where = f"action {name}"
             params = [
-                (self.text(p, "name", where), self.get(p, "bitwidth", int, where))
+                (self.text(p, "name", where), self.count(p, "bitwidth", where))
                 for p in self.items(raw, "runtime_data", where)
             ]
             action = Action(name, self.get(raw, "id", int, where), params, [])
@@ -373,7 +373,7 @@ class _Loader(CodeReader):
     def _read_table(self, raw: dict[str, Any]) -> TableNode:
         name = self.text(raw, "name", "tables")
         where = f"table {name}"
-        kind = raw.get("type", "simple")
+        kind = self.text(raw, "type", where)
         if kind not in CLAIMS["table"]:
             self.unsupported.add(f"table type {kind} {name}")
         if raw.get("support_timeout"):
@@ -399,8 +399,8 @@ class _Loader(CodeReader):
             default_const=False,
             entries=None,
         )
-        default = raw.get("default_entry")
-        if default is not None:
+        if raw.get("default_entry") is not None:
+            default = self.get(raw, "default_entry", dict, where)
             table.default = self._read_action_entry(default, table, where)
             table.default_const = bool(default.get("action_entry_const") or default.get("action_const"))
         if "entries" in raw:

@@ -150,6 +150,13 @@ class CodeReader:
             raise ProgramError(f"{where}: there is no header {name!r}")
         return self.headers[name]
 
+    def real_header(self, name: Any, where: str) -> Header:
+        """A header of the packet, not metadata."""
+        header = self.header(name, where)
+        if header.metadata:
+            raise ProgramError(f"{where}: {name} is metadata, not a header")
+        return header
+
     def stack(self, name: Any, where: str) -> Stack:
         if not isinstance(name, str) or name not in self.stacks:
             raise ProgramError(f"{where}: there is no header stack {name!r}")
@@ -284,7 +291,9 @@ class CodeReader:
         if op in ("==", "!="):
             kinds = {self._kind(left), self._kind(right)}
             if "header" in kinds:
-                return SameHeader(self.header_value(left, where), self.header_value(right, where), op == "!=")
+                pair = self.header_value(left, where), self.header_value(right, where)
+                self._check_alike(*pair, where)
+                return SameHeader(*pair, op == "!=")
             if "header_stack" in kinds:
                 self.unsupported.add(f"operator {op} of header stacks in {where}")
                 return Const(0)
@@ -335,7 +344,18 @@ class CodeReader:
         for index in param_indices(made):
             if not 0 <= index < len(params):
                 raise ProgramError(f"{here}: there is no action parameter {index}")
+        if op in ("assign_header", "assign_header_stack"):
+            self._check_alike(made[0], made[1], here)
         return Primitive(op, made)
+
+    @staticmethod
+    def _check_alike(one: Argument, other: Argument, where: str) -> None:
+        """Two headers or stacks that are assigned must be of one type."""
+        pair = [a.headers[0] if isinstance(a, Stack) else a for a in (one, other)]
+        sizes = [len(a.headers) if isinstance(a, Stack) else 1 for a in (one, other)]
+        types = [(h.type_name, h.metadata) if isinstance(h, Header) else None for h in pair]
+        if (types[0] != types[1] or sizes[0] != sizes[1]) and PLACEHOLDER.header not in pair:
+            raise ProgramError(f"{where}: the two are not of one type")
 
     def _argument(self, kind: str, raw: Any, where: str) -> Argument:
         if kind == "field":
@@ -388,7 +408,7 @@ class CodeReader:
             return self.calculation(name, where)
         if kind == "register" and given == "register_array" and name in self.registers:
             return self.registers[name]
-        if kind == "counter" and given == "counter_array" and name in self.counters:
+        if kind == "counter" and given == "counter_array" and name in self.counters and not self.counters[name].direct:
             return self.counters[name]
         raise ProgramError(f"{where}: there is no {kind} {name!r}")
 
