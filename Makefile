@@ -21,6 +21,7 @@ check: $(VENV)/ready $(GEN_VENV)/ready
 	$(BIN)/mypy
 	$(BIN)/python tools/gen_constants.py --check
 	$(BIN)/python tools/compile_p4.py --check
+	$(BIN)/python tools/compile_test_programs.py --check
 	$(GEN_VENV)/bin/python tools/gen_proto.py --check
 
 # Needs p4c; says so when it is missing.

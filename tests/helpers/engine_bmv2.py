@@ -195,6 +195,12 @@ class Bmv2:
         for param, value in zip(info.params, params, strict=True):
             target.params.add(param_id=param.id, value=_bytes(value))
 
+    def entry_actions(self, table: str) -> list[str]:
+        """Actions that entries of a table may have."""
+        refs = self._named("tables", table).action_refs
+        ids = [ref.id for ref in refs if ref.scope != p4info_pb2.ActionRef.DEFAULT_ONLY]
+        return sorted(item.preamble.name for item in self._info.actions if item.preamble.id in ids)
+
     def insert(self, table: str, key: Sequence[KeyElement], action: str, params: Sequence[int], priority: int) -> None:
         entity = p4runtime_pb2.Entity()
         info = self._named("tables", table)

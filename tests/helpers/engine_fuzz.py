@@ -4,12 +4,15 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from p4reduce_bmv2.embedded import program as p4
 from p4reduce_bmv2.embedded.engine import Engine
 from p4reduce_bmv2.embedded.loader import load
+
+SHORTEST = 14
+"""Bytes. Less leaves a program's first header out, and what BMv2 then reads is left over from earlier packets."""
 
 
 def constants(root: Any) -> list[int]:
@@ -41,13 +44,15 @@ class FrameMaker:
     def frame(self) -> bytes:
         """A frame of random size and content, with fields set on a random way through the parser."""
         rng = self._rng
-        self._bits = bytearray(rng.randbytes(rng.choice((rng.randrange(8, 24), rng.randrange(8, 80), 120))))
+        self._bits = bytearray(
+            rng.randbytes(rng.choice((rng.randrange(SHORTEST, 24), rng.randrange(SHORTEST, 80), 120)))
+        )
         if rng.random() < 0.3:
             for index in range(len(self._bits)):
                 self._bits[index] = rng.choice((0, 0, 0, 1, 2, 255))
         self._walk()
         if rng.random() < 0.15:
-            del self._bits[rng.randrange(1, len(self._bits)) :]
+            del self._bits[rng.randrange(SHORTEST, len(self._bits) + 1) :]
         return bytes(self._bits)
 
     def _walk(self) -> None:
@@ -107,8 +112,16 @@ class FrameMaker:
             self._bits[:] = number.to_bytes(len(self._bits), "big")
 
 
-def random_entries(engine: Engine, root: Any, rng: random.Random) -> list[tuple[str, tuple[Any, ...], str, list[int], int]]:
-    """Entries for every table that takes some: arguments of Table.insert, with the table's name first."""
+RandomEntry = tuple[str, tuple[Any, ...], str, list[int], int]
+
+
+def random_entries(
+    engine: Engine, root: Any, rng: random.Random, allowed: Callable[[str], list[str]]
+) -> list[RandomEntry]:
+    """Entries for every table that takes some: arguments of Table.insert, with the table's name first.
+
+    `allowed` names the actions that a table's entries may have; the JSON does not say which are for defaults only.
+    """
     numbers = constants(root)
 
     def value(width: int) -> int:
@@ -118,8 +131,10 @@ def random_entries(engine: Engine, root: Any, rng: random.Random) -> list[tuple[
     for table in engine.tables.values():
         for _ in range(0 if table.const_entries or not table.keys else rng.randrange(7)):
             key = tuple(_element(field.match_type, field.bitwidth, value, rng) for field in table.keys)
-            action = table.actions[rng.choice(sorted(table.actions))]
-            params = [value(width) if rng.random() < 0.5 else rng.randrange(min(5, 1 << width)) for _, width in action.params]
+            action = table.actions[rng.choice(allowed(table.name))]
+            params = [
+                value(width) if rng.random() < 0.5 else rng.randrange(min(5, 1 << width)) for _, width in action.params
+            ]
             made.append((table.name, key, action.name, params, rng.randrange(1, 1000) if table.needs_priority else 0))
     return made
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import json
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,6 +223,18 @@ def test_every_claim_is_in_a_program_that_runs() -> None:
         covered |= kinds_in(json.loads((COMPILED / f"{name}.json").read_text()))
     claimed = {(kind, name) for kind, names in program.CLAIMS.items() for name in names}
     assert claimed - covered == set()
+
+
+def test_the_compiled_programs_are_those_of_the_sources() -> None:
+    """What tools/compile_test_programs.py --check does."""
+    path = Path(__file__).parents[2] / "tools" / "compile_test_programs.py"
+    spec = importlib.util.spec_from_file_location("compile_test_programs", path)
+    assert spec is not None
+    assert spec.loader is not None
+    tool = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tool)
+    assert len(tool.sources()) >= 40
+    assert tool.check() == []
 
 
 def test_the_documented_table_is_the_claim() -> None:

@@ -105,7 +105,12 @@ UNSUPPORTED: list[tuple[str, str, Change, str]] = [
         "action selector Run.as",
     ),
     ("ageing", "exact", lambda r: table(r, "Run.t").update(support_timeout=True), "table with idle timeout Run.t"),
-    ("direct meter", "exact", lambda r: table(r, "Run.t").update(direct_meters="Run.m"), "table with direct meters Run.t"),
+    (
+        "direct meter",
+        "exact",
+        lambda r: table(r, "Run.t").update(direct_meters="Run.m"),
+        "table with direct meters Run.t",
+    ),
     ("match", "exact", lambda r: table(r, "Run.t")["key"][0].update(match_type="valid"), "match valid in table Run.t"),
     (
         "key expression",
@@ -113,7 +118,12 @@ UNSUPPORTED: list[tuple[str, str, Change, str]] = [
         lambda r: table(r, "Run.t")["key"][0].update(target={"op": "access_field"}),
         "match on an expression in table Run.t",
     ),
-    ("parser op", "exact", lambda r: put(r, "parsers/0/parse_states/0/parser_ops/0/op", "shift"), "parser op shift in "),
+    (
+        "parser op",
+        "exact",
+        lambda r: put(r, "parsers/0/parse_states/0/parser_ops/0/op", "shift"),
+        "parser op shift in ",
+    ),
     (
         "union extraction",
         "exact",
@@ -132,11 +142,21 @@ UNSUPPORTED: list[tuple[str, str, Change, str]] = [
         lambda r: put(r, "parsers/0/parse_states/0/transition_key/0/type", "union_stack_field"),
         "parser key union_stack_field in state start",
     ),
-    ("deparser", "exact", lambda r: r["deparsers"][0]["primitives"].append({"op": "assign"}), "primitive assign in the de"),
+    (
+        "deparser",
+        "exact",
+        lambda r: r["deparsers"][0]["primitives"].append({"op": "assign"}),
+        "primitive assign in the de",
+    ),
     ("action call", "exact", lambda r: r["pipelines"][0].update(action_calls=[{"name": "call"}]), "action call call"),
     ("saturating", "exact", lambda r: r["header_types"][-1]["fields"][0].append(True), "saturating field data_t.a"),
     ("parsers", "exact", lambda r: r["parsers"].append(r["parsers"][0]), "more than one parser"),
-    ("backwards", "exact", primitive("_jump", {"type": "hexstr", "value": "0x0"}), "primitive _jump out of its block in "),
+    (
+        "backwards",
+        "exact",
+        primitive("_jump", {"type": "hexstr", "value": "0x0"}),
+        "primitive _jump out of its block in ",
+    ),
 ]
 
 
@@ -277,6 +297,26 @@ def test_what_is_no_program(text: str | bytes) -> None:
         Engine(text)
 
 
+def nested(depth: int) -> Program:
+    """A program with one expression of this depth: d plus one, xor one, plus one, ..."""
+    root = source("exact")
+    deep: Any = {"type": "field", "value": ["x", "d"]}
+    for level in range(depth):
+        deep = {"type": "expression", "value": {"op": "^" if level % 2 else "+", "left": deep, "right": ONE}}
+    deep = {"type": "expression", "value": deep}
+    primitive("assign", {"type": "field", "value": ["x", "d"]}, deep)(root)
+    return root
+
+
+def test_deep_expressions_work_or_are_refused() -> None:
+    engine = Engine(nested(250))
+    engine.tables["Run.t"].insert((1,), "Run.forward", (2, 0))
+    # (0 + 1) ^ 1 is 0 again, 125 times.
+    assert engine.process(1, bytes.fromhex("01 00 0000 00000000")) == [(2, bytes.fromhex("01 00 0000 00000000"))]
+    with pytest.raises(UnsupportedProgram, match="nested deeper"):
+        Engine(nested(5000))
+
+
 def damaged(root: Program, rng: random.Random) -> Program:
     """A copy with one node removed, replaced or doubled."""
     made = copy.deepcopy(root)
@@ -293,7 +333,9 @@ def damaged(root: Program, rng: random.Random) -> Program:
         elif kind == 1 and isinstance(node, list):
             node.append(node[key])
         else:
-            node[key] = rng.choice([None, True, -1, 7, 10**9, "x", "0x7", "a[0]", [], {}, ["x", "a"], [1], {"type": "field"}])
+            node[key] = rng.choice(
+                [None, True, -1, 7, 10**9, "x", "0x7", "a[0]", [], {}, ["x", "a"], [1], {"type": "field"}]
+            )
         return made
 
 

@@ -38,7 +38,12 @@ def test_a_table_describes_itself() -> None:
         KeyField("h.x.d", "lpm", 32),
     )
     assert {name: info.params for name, info in table.actions.items()} == {"Run.forward": (("port", 9),)}
-    assert (table.needs_priority, table.has_counters, table.const_entries, table.const_default) == (True, False, False, False)
+    assert (table.needs_priority, table.has_counters, table.const_entries, table.const_default) == (
+        True,
+        False,
+        False,
+        False,
+    )
     assert table.size == 1024
     assert table.default == ("Run.forward", (9,))
 
@@ -267,7 +272,14 @@ def test_groups_and_sessions() -> None:
         engine.delete_multicast_group(1)
     with pytest.raises(EntryMissing):
         engine.delete_clone_session(1)
-    for number, replicas in ((0, []), (65536, []), (1, [(511, 0)]), (1, [(-1, 0)]), (1, [(1, 65536)]), (1, [(1, 0)] * 2)):
+    for number, replicas in (
+        (0, []),
+        (65536, []),
+        (1, [(511, 0)]),
+        (1, [(-1, 0)]),
+        (1, [(1, 65536)]),
+        (1, [(1, 0)] * 2),
+    ):
         with pytest.raises(BadEntry):
             engine.set_multicast_group(number, replicas)
     for number, replicas, length in ((32768, [], 0), (-1, [], 0), (1, [(511, 0)], 0), (1, [], -1)):
@@ -299,7 +311,9 @@ def test_a_packet_that_goes_round_for_ever_is_dropped() -> None:
     assert engine.stats.too_many_passes == 0
     root = json.loads((COMPILED / "resubmit.json").read_text())
     for action in root["actions"]:
-        action["primitives"] = [p for p in action["primitives"] if p["parameters"][0].get("value") != ["scalars", "meta_t.round"]]
+        action["primitives"] = [
+            p for p in action["primitives"] if p["parameters"][0].get("value") != ["scalars", "meta_t.round"]
+        ]
     endless = Engine(root)
     assert endless.process(1, bytes.fromhex("01 00 0000 00000000")) == []
     assert endless.stats.too_many_passes == 1

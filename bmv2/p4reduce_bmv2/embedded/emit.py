@@ -28,6 +28,18 @@ class Value(NamedTuple):
         return self.low is not None and self.high is not None and low <= self.low and self.high <= high
 
 
+def nesting(text: str) -> int:
+    """How deep parentheses are nested."""
+    deepest = depth = 0
+    for character in text:
+        if character == "(":
+            depth += 1
+            deepest = max(deepest, depth)
+        elif character == ")":
+            depth -= 1
+    return deepest
+
+
 def number(value: int) -> Value:
     """A literal."""
     text = str(value) if abs(value) < 1 << 16 else hex(value)
@@ -75,7 +87,7 @@ class Names:
 
     def fresh(self, hint: str) -> str:
         """A new identifier that resembles the hint."""
-        base = re.sub(r"\W+", "_", hint).strip("_") or "x"
+        base = re.sub(r"[^0-9A-Za-z_]+", "_", hint).strip("_") or "x"
         base = base if not base[0].isdigit() else f"x{base}"
         name = f"{base}_"
         count = 1

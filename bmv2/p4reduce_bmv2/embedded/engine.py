@@ -12,7 +12,7 @@ from typing import Any
 
 from p4reduce_bmv2.embedded.codegen import generate
 from p4reduce_bmv2.embedded.emit import Slot
-from p4reduce_bmv2.embedded.errors import BadEntry, EntryMissing, ProgramError
+from p4reduce_bmv2.embedded.errors import BadEntry, EntryMissing, ProgramError, UnsupportedProgram
 from p4reduce_bmv2.embedded.loader import load
 from p4reduce_bmv2.embedded.program import MAX_PASSES, TableNode
 from p4reduce_bmv2.embedded.state import (
@@ -48,7 +48,11 @@ class Engine:
         `seed` seeds random(); `clock` returns microseconds since the switch started (default: a monotonic clock).
         ProgramError when the JSON is broken; UnsupportedProgram names every node outside the supported subset.
         """
-        loaded = load(program)
+        try:
+            loaded = load(program)
+            generated = generate(loaded)
+        except RecursionError:
+            raise UnsupportedProgram(["expressions or states nested deeper than Python's stack"]) from None
         self.cpu_port = cpu_port
         """The port of packet-in and packet-out; frames for it come out of process() like any other port's."""
         self.stats = EngineStats()
@@ -67,12 +71,11 @@ class Engine:
         self._random = random.Random(seed)
         start = time.monotonic_ns()
         self._clock = clock if clock is not None else lambda: (time.monotonic_ns() - start) // 1000
-        generated = generate(loaded)
         self.source = generated.source
         """The Python text that runs packets, for debugging."""
         self._passes = generated.passes
         scope: dict[str, Any] = {}
-        exec(compile(generated.source, f"<{loaded.name}>", "exec"), scope)  # our own text, made above
+        exec(compile(generated.source, "<p4 program>", "exec"), scope)  # our own text, made above
         bound = {name: self._resolve(wanted) for name, wanted in generated.bound.items()}
         self._run: Callable[..., Output] = scope["make"](**bound)
 

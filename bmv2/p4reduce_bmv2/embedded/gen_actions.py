@@ -87,21 +87,21 @@ def _expr(argument: Argument) -> Expr:
 class ActionWriter(Writer):
     """Writes actions into the code."""
 
-    _exits: bool = False
-    """The action being written sets the exit flag under a condition."""
+    _in_bounds: tuple[Expr, int] | None = None
+    """An index that is known to be below a size."""
 
     def action(self, action: Action, params: Sequence[Value]) -> None:
         """One action, inlined. Its parameters are named or known values."""
         self.params = params
         body = structure(action)
-        check = _common_index(body)
-        if check is None:
+        shared = _common_index(body)
+        check = "" if shared is None else self._in_range(self.value(shared[1]), shared[0].size)
+        if shared is None or not check:
             self._finish(body)
         else:
-            register, index = check
-            self.prepare(index)
+            register, index = shared
             before = set(self.known)
-            with self.code.block(f"if {self._in_range(self.value(index), register.size)}:"):
+            with self.code.block(f"if {check}:"):
                 self._in_bounds = (index, register.size)
                 self._finish(body)
                 self._in_bounds = None
@@ -110,9 +110,6 @@ class ActionWriter(Writer):
                 self._finish(body)
             self.known &= inside
         self.params = ()
-
-    _in_bounds: tuple[Expr, int] | None = None
-    """An index that is known to be below a size."""
 
     def _finish(self, body: list[Statement]) -> None:
         """A body, and the end of the pipeline where it asked for that."""

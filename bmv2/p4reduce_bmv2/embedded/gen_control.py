@@ -119,8 +119,9 @@ class ControlWriter(ParserWriter):
 
     def _conditional(self, node: Conditional, join: str | None, opener: str = "if") -> None:
         self.prepare(node.condition)
+        condition = self.value(node.condition).text
         before = set(self.known)
-        with self.code.block(f"{opener} {self.value(node.condition).text}:"):
+        with self.code.block(f"{opener} {condition}:"):
             self._go(node.true_next, join)
         after, self.known = self.known, set(before)
         chained = self._nodes.get(node.false_next or "")
@@ -129,7 +130,7 @@ class ControlWriter(ParserWriter):
             and isinstance(chained, Conditional)
             and chained.name != join
             and self._node_joins[chained.name] == join
-            and not self.undecoded(chained.condition)
+            and self.writes_nothing(chained.condition)
         ):
             self._budget -= 1
             self._conditional(chained, join, "elif")

@@ -52,6 +52,7 @@ class PacketWriter(ControlWriter):
             self.line("return out")
 
     def _features(self) -> None:
+        """What the program uses of what costs something."""
         total, ingress, egress = self.usage.total, self.usage.ingress, self.usage.egress
         clone = {"clone_ingress_pkt_to_egress", "clone_egress_pkt_to_egress"}
         self.clones_ingress = bool(clone & (ingress.primitives | self.usage.parser.primitives))
@@ -124,16 +125,16 @@ class PacketWriter(ControlWriter):
 
     def _arrive(self) -> None:
         """Standard metadata of a packet that enters ingress."""
-        self.put("packet_length", "length")
         if not self.passes:
             self.put("ingress_port", "port", MAX_PORT)
             self.stamp("ingress_global_timestamp")
-            return
-        self.put("instance_type", "kind", RESUBMITTED)
-        with self.code.block(f"if kind <= {INGRESS_CLONE}:"):
-            self.put("ingress_port", "port", MAX_PORT)
-            self.stamp("ingress_global_timestamp")
-        self._restore_kept(f"kind > {INGRESS_CLONE} and ")
+        else:
+            with self.code.block(f"if kind <= {INGRESS_CLONE}:"):
+                self.put("ingress_port", "port", MAX_PORT)
+                self.stamp("ingress_global_timestamp")
+            self._restore_kept(f"kind > {INGRESS_CLONE} and ")
+            self.put("instance_type", "kind", RESUBMITTED)
+        self.put("packet_length", "length")
 
     def _start_clone(self) -> None:
         """A clone of ingress was parsed again; now it forgets all metadata but its field list."""
@@ -175,8 +176,7 @@ class PacketWriter(ControlWriter):
         self._end_of_ingress()
 
     def _verify_checksums(self) -> None:
-        target = self.standard("checksum_error")
-        if target is None:
+        if self.standard("checksum_error") is None:
             return
         for checksum in self.program.checksums:
             if not checksum.verify:
@@ -191,7 +191,8 @@ class PacketWriter(ControlWriter):
                 digest = self.digest(checksum.calculation, "frame[end:]")
                 self.line(f"found = {digest.text}")
                 self.decode(checksum.target)
-                self.line(f"if found != {self.unsigned(checksum.target).text}: {target} = 1")
+                with self.code.block(f"if found != {self.unsigned(checksum.target).text}:"):
+                    self.put("checksum_error", 1)
             self.known.clear()
 
     def _end_of_ingress(self) -> None:
@@ -432,11 +433,9 @@ class PacketWriter(ControlWriter):
             return f"{group.size}s", [made]
         if len(group.codes) == 1:
             return group.codes, [whole]
-        return group.codes, [
-            (f"({whole}) >> {right}" if right else f"({whole})")
-            + ("" if index == 0 else f" & {hex((1 << 8 * {'B': 1, 'H': 2, 'I': 4}[code]) - 1)}")
-            for index, (code, right) in enumerate(group.shifts())
-        ]
+        parts = [f"({whole}) >> {right}" if right else f"({whole})" for right, _ in group.shifts()]
+        masks = ["", *(f" & {hex(mask)}" for _, mask in group.shifts()[1:])]
+        return group.codes, [part + mask for part, mask in zip(parts, masks, strict=True)]
 
 
 def _tuple(names: Sequence[str]) -> str:

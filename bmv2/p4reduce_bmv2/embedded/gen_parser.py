@@ -373,7 +373,7 @@ class ParserWriter(ActionWriter):
                 names.append(self.layout.fields[group.members[0][0]])
                 continue
             parts = []
-            for _, right in group.shifts():
+            for right, _ in group.shifts():
                 names.append(f"part{len(names)}")
                 parts.append(f"{names[-1]} << {right}" if right else names[-1])
             later.append((group, " | ".join(parts)))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from p4reduce_bmv2.embedded.analysis import Usage
-from p4reduce_bmv2.embedded.emit import Code, Names, Slot, Value, number
+from p4reduce_bmv2.embedded.emit import Code, Names, Slot, Value, nesting, number
 from p4reduce_bmv2.embedded.errors import ProgramError
 from p4reduce_bmv2.embedded.layout import Layout
 from p4reduce_bmv2.embedded.program import (
@@ -32,6 +32,9 @@ from p4reduce_bmv2.embedded.program import (
 
 MAX_SHIFT = 1 << 14
 """No field is wider, so a shift by more has shifted everything out (or into what the next mask cuts off)."""
+
+MAX_NESTING = 60
+"""Parentheses in one expression; Python refuses two hundred."""
 
 _COMPARE = {"==", "!=", "<", ">", "<=", ">="}
 
@@ -83,7 +86,26 @@ class Writer:
             return self._same_header(e)
         if isinstance(e, Lookahead):
             raise ProgramError("a lookahead can only be read in the parser")
-        return self._operation(e)
+        result = self._operation(e)
+        return self._spilled(result) if nesting(result.text) > MAX_NESTING else result
+
+    def _spilled(self, value: Value) -> Value:
+        """A deep expression, computed into a variable of its own. Nothing in an expression has an effect."""
+        self._spills += 1
+        self.line(f"deep{self._spills} = {value.text}")
+        return value._replace(text=f"deep{self._spills}")
+
+    _spills = 0
+
+    def writes_nothing(self, e: Expr) -> bool:
+        """Whether an expression can be read without a line before it."""
+        if self.undecoded(e):
+            return False
+        before = len(self.code.lines)
+        self.value(e)
+        written = len(self.code.lines) > before
+        del self.code.lines[before:]
+        return not written
 
     def read(self, f: Field) -> Value:
         """A field's variable with the field's bounds. A field that nobody writes to has none: it is 0."""

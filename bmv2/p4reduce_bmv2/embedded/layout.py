@@ -44,12 +44,13 @@ class Group:
         """struct codes that read the group; empty for one that is too wide."""
         return _CODES.get(self.size, "")
 
-    def shifts(self) -> list[tuple[str, int]]:
-        """Each struct code with the number of bits to its right."""
+    def shifts(self) -> list[tuple[int, int]]:
+        """For each struct code the number of bits to its right, and a mask as wide as itself."""
         result, right = [], 8 * self.size
         for code in self.codes:
-            right -= 8 * _SIZES[code]
-            result.append((code, right))
+            bits = 8 * _SIZES[code]
+            right -= bits
+            result.append((right, (1 << bits) - 1))
         return result
 
 

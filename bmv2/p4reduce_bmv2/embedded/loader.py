@@ -428,6 +428,8 @@ class _Loader(CodeReader):
         params = tuple(self.hexstr(v, where) for v in self.get(raw, "action_data", list, where))
         if len(params) != len(action.params):
             raise ProgramError(f"{where}: action {action.name} is given {len(params)} parameters")
+        if any(not 0 <= v < 1 << width for v, (_, width) in zip(params, action.params, strict=True)):
+            raise ProgramError(f"{where}: action {action.name} is given a parameter that is too wide")
         return action, params
 
     def _read_entry(self, raw: dict[str, Any], table: TableNode, where: str) -> ConstEntry:

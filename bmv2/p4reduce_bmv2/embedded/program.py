@@ -32,7 +32,9 @@ selectors, idle timeouts, externs.
 - Expressions are computed at unlimited width and truncated where they are written. A signed field that is written a
   value between its maximum and its mask keeps that value, as BMv2's fields do.
 - Metadata is zero at the start of every packet. A field of an invalid header reads as 0, or as what this packet last
-  had there; BMv2 may show a value of an earlier packet.
+  had there; BMv2 may show a value of an earlier packet. In a table's key it counts as 0 in both.
+- A lookahead past the end of the packet is PacketTooShort; BMv2 counts only the bytes it takes, not those before them.
+- A select without a match and without a default accepts: p4c says nothing else to BMv2.
 - An index outside a register or counter array: nothing is written, a read leaves its target as it was (BMv2 built
   with its checks; a build without them is undefined).
 - End of ingress: clone, resubmit, multicast, drop (egress_spec 511), unicast, in this order. Truncation asked for in

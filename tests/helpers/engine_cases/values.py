@@ -122,6 +122,15 @@ CASES = [
         send(1, "a0000f 00*5 00*6 00*7 a8*1 00*8 0004", (1, "a0000f 00*5 00*6 00*7 08*1 00*8 0004")),
     ),
     case(
+        "deep_expression",
+        "eighty nested operations in one expression",
+        [],
+        # Forty times plus one, and the highest bit turned an even number of times: d + 40.
+        send(1, "00 00 0000 00000000", (1, "00 01 0000 00000028")),
+        send(1, "01 00 0000 00000000", (1, "01 02 0000 00000028")),
+        send(1, "01 00 0000 00000001", (1, "01 03 0000 00000029")),
+    ),
+    case(
         "registers",
         "read, write, and an index outside",
         [],
