@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from p4reduce import __version__, cli_decode, cli_demo
+from p4reduce import __version__, cli_decode, cli_demo, cli_lab
 from p4reduce.errors import P4ReduceError
 
 EXIT_FAILURE = 1
@@ -25,6 +25,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     cli_demo.add(commands)
     cli_decode.add(commands)
+    cli_lab.add(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser
@@ -40,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = build_parser().parse_args(arguments)
     try:
         status: int = options.run(options)
+        sys.stdout.flush()  # a reader that has gone shows here, not at exit, where nobody could catch it
     except P4ReduceError as error:
         print(f"p4reduce {options.command}: {error}", file=sys.stderr)
         return EXIT_FAILURE
