@@ -211,7 +211,7 @@ class Driver:
                     self._sleep()
         except P4ReduceError as error:
             self._fail(self._on_trouble(error).error)
-        except Exception as error:  # a fault of this library must not leave callers waiting for ever
+        except BaseException as error:  # whatever ends this thread must not leave callers waiting for ever
             _LOG.exception("the I/O thread failed")
             self._fail(self._on_trouble(P4ReduceError(f"internal error in p4reduce's I/O thread: {error!r}")).error)
 
@@ -284,9 +284,11 @@ class Driver:
                 self._idle.notify_all()
         if pending is not None:
             try:
-                pending.future.set_result(pending.finish())
+                result = pending.finish()
             except Exception as error:
-                pending.future.set_exception(error)
+                _settle(pending.future, error=error)
+            else:
+                _settle(pending.future, result)
         if self._limit_error is not None:
             self._enforce_limit(self._limit_error)
 
@@ -300,6 +302,10 @@ class Driver:
             self._verdict = (self._clock() + verdict.wait_seconds, verdict.error)
 
     def _sleep(self) -> None:
+        if self._stopping:
+            # Set since the loop looked, and its wake-up may have been drained with an earlier one. Everything else
+            # that a wake-up can mean is read after the drain.
+            return
         now = self._clock()
         wait = _LONGEST_SLEEP_SECONDS
         deadline = self._core.next_deadline()
@@ -327,4 +333,18 @@ class Driver:
             self._idle.notify_all()
         self._core.fail(error if isinstance(error, JobError) else JobError(str(error)))
         for pending in failed:
-            pending.future.set_exception(copy_error(error))
+            _settle(pending.future, error=copy_error(error))
+
+
+def _settle(future: Future[Any], result: Any = None, error: BaseException | None = None) -> None:
+    """Give a future its outcome. Its callbacks run here, and none of them may end the I/O thread.
+
+    concurrent.futures logs what a callback raises, but lets through what is no Exception: SystemExit above all.
+    """
+    try:
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+    except BaseException as raised:
+        _LOG.error("a callback of allreduce_async raised %r in the I/O thread, which goes on", raised)

@@ -262,3 +262,47 @@ def test_a_stall_is_reported_once(make: Callable[..., Net]) -> None:
     assert error.bucket == 0
     assert len(net.reports) == 1, "further deadlines passed while the verdict was out"
     assert isinstance(net.reports[0], Stalled)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("not mine"), SystemExit(1), KeyboardInterrupt()], ids=repr)
+def test_no_callback_ends_the_io_thread(make: Callable[..., Net], raised: BaseException) -> None:
+    net = make(1)
+    called = threading.Event()
+
+    def broken(_: Any) -> None:
+        called.set()
+        raise raised
+
+    net.blocked = True  # so that the callback is there before the result
+    first = net.reduce(0, values(1, 10))
+    first.future.add_done_callback(broken)
+    net.blocked = False
+    first.future.result(WAIT)
+    assert called.wait(WAIT)
+    assert (net.reduce(0, values(2, 10)).future.result(WAIT) == values(2, 10)).all()
+
+
+def test_a_stop_is_not_slept_through(make: Callable[..., Net], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its wake-up may be drained together with an earlier one, after the loop has asked whether to stop."""
+    driver = make(1).drivers[0]
+    taking, stopping = threading.Event(), threading.Event()
+    take_changes, wake = driver._take_changes, driver._wake
+
+    def late() -> None:
+        taking.set()
+        assert stopping.wait(WAIT)
+        take_changes()
+
+    def announced() -> None:
+        wake()
+        if driver._stopping:
+            stopping.set()
+
+    monkeypatch.setattr(driver, "_take_changes", late)
+    monkeypatch.setattr(driver, "_wake", announced)
+    driver.limit(10**9, WorkerLostError("left", ranks=(1,)))
+    assert taking.wait(WAIT)
+    stopper = threading.Thread(target=driver.stop, args=(OVER,))
+    stopper.start()
+    stopper.join(WAIT)
+    assert not stopper.is_alive()
