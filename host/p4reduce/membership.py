@@ -99,27 +99,34 @@ class Membership:
         job, bucket = self._config.job, event.bucket
         text = f"job {job!r}: bucket {bucket} has had no result for {event.seconds:.3g} s"
         try:
-            missing = self.missing(bucket)
+            reply = self._status()
+            missing = self._missing(reply, bucket)
         except ControllerError as error:
             return StalledError(f"{text}, and who is missing is not known: {error}", job=job, bucket=bucket)
         if missing:
             text = f"{text}: {ranks_text(missing)} of {self._config.world_size} did not submit it"
+        elif not reply.switch.connected:
+            text = f"{text}: the controller has lost the switch ({reply.switch.address}), start it again"
         else:
-            text = f"{text}, though all ranks submitted it: frames do not get through, look at the switch and its links"
+            text = (
+                f"{text}, though all ranks submitted it: frames do not get through, look at the switch, its links and "
+                f"their MTU on both sides ({self._config.profile.mtu} bytes needed)"
+            )
         return StalledError(text, job=job, bucket=bucket, ranks=missing)
 
     def missing(self, bucket: int) -> tuple[int, ...]:
         """Ranks that have not submitted `bucket`, as far as the controller knows. ControllerError."""
-        workers = self._workers()
-        return tuple(sorted(rank for rank, worker in workers.items() if worker.submitted <= bucket))
+        return self._missing(self._status(), bucket)
 
-    def _workers(self) -> dict[int, pb.WorkerStatus]:
-        """What the controller knows about the other ranks of this epoch."""
+    def _status(self) -> pb.StatusReply:
+        return self._client.status(self._config.job, timeout=_STATUS_SECONDS)
+
+    def _missing(self, reply: pb.StatusReply, bucket: int) -> tuple[int, ...]:
         config = self._config
-        reply = self._client.status(config.job, timeout=_STATUS_SECONDS)
         for job in reply.jobs:
             if job.job == config.job and job.epoch == config.epoch:
-                return {worker.member.rank: worker for worker in job.workers if worker.member.rank != config.rank}
+                others = [worker for worker in job.workers if worker.member.rank != config.rank]
+                return tuple(sorted(worker.member.rank for worker in others if worker.submitted <= bucket))
         raise ControllerError(f"the controller has no epoch {config.epoch} of job {config.job!r}", "NOT_FOUND")
 
     # What the controller says: called in the progress stream's thread.

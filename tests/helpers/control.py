@@ -106,6 +106,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     """The controller's rules in their shortest form. `trouble` holds what workers reported."""
 
     def __init__(self, switch: UdpSwitch, profile: wire.Profile, first_epoch: int = 41) -> None:
+        self.switch_connected = True
         self.switch = switch
         self.profile = profile
         self.policy = pb.RetransmissionPolicy(
@@ -274,7 +275,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         return pb.LeaveReply()
 
     def Status(self, request: pb.StatusRequest, context: Any) -> pb.StatusReply:
-        reply = pb.StatusReply()
+        reply = pb.StatusReply(switch=pb.SwitchStatus(address="fake switch", connected=self.switch_connected))
         with self.changed:
             for job in self.jobs.values():
                 status = reply.jobs.add(job=job.name, epoch=job.epoch, state="running")

@@ -160,13 +160,20 @@ def test_a_stall_names_the_ranks_that_did_not_submit(world: World) -> None:
         comms[2].allreduce(ones())
 
 
-def test_a_stall_though_all_ranks_take_part_blames_the_network(world: World) -> None:
+@pytest.mark.parametrize(
+    ("connected", "blamed"),
+    [(True, "though all ranks submitted it: frames do not get through"), (False, "has lost the switch (fake switch)")],
+)
+def test_a_stall_though_all_ranks_take_part_blames_switch_or_network(
+    world: World, connected: bool, blamed: str
+) -> None:
+    world.controller.switch_connected = connected
     world.controller.policy.deadline_seconds = 0.4
     world.switch.swallow = lambda _: True
     comms = world.connect(2)
     futures = [world.pool.submit(comm.allreduce, ones()) for comm in comms]
     assert {type(error_of(future)) for future in futures} == {StalledError}
-    assert "though all ranks submitted it" in world.controller.trouble[0][1].message
+    assert blamed in world.controller.trouble[0][1].message
     assert world.switch.received > 2
 
 
