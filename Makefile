@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 GEN_VENV := .venv-gen
 PIP_FLAGS := --disable-pip-version-check -q
 
-.PHONY: demo test check unit p4 gen bench clean
+.PHONY: demo test check unit p4 gen bench modelcheck clean
 
 demo: $(VENV)/ready
 	$(BIN)/p4reduce demo
@@ -34,6 +34,10 @@ gen: $(GEN_VENV)/ready
 
 bench: $(VENV)/ready
 	$(BIN)/python tools/bench.py
+
+# Explores every order of events for small jobs on the compiled program; some minutes.
+modelcheck: $(VENV)/ready
+	$(BIN)/python tools/modelcheck.py
 
 clean:
 	rm -rf $(VENV) $(GEN_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

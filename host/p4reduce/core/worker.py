@@ -258,7 +258,8 @@ class WorkerCore:
             open_ = self._table.busy.take(slots)
             self.counters.duplicates += int(len(rows) - np.count_nonzero(open_))
             rows, slots = rows[open_], slots[open_]
-        if refused is not None and self._error is None:
+        # Not busy any more: the refused copy's chunk got its result in this very batch.
+        if refused is not None and self._error is None and self._table.busy[refused[1]]:
             self._refused(*refused)
 
     def _accept(self, batch: ReceiveBatch, rows: Index, slots: Index, now: float) -> None:

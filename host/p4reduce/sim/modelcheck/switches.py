@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A switch as an automaton: its register contents, numbered, and what each frame does to each of them.
+
+The switch itself runs every step: its registers are loaded, the frame goes in, the registers are read back. The same
+registers and the same frame are run once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from typing import Any, NamedTuple, Protocol
+
+from p4reduce.constants import UDP_PORT
+from p4reduce.sim.adapter import EngineSwitch
+from p4reduce.sim.modelcheck.bounds import Bounds
+from p4reduce.sim.modelcheck.frames import Frames
+from p4reduce.sim.modelcheck.violation import SENT, UNSOUND, Violation
+from p4reduce.sim.network import Datagram
+from p4reduce.sim.runner import SWITCH_IP, membership
+from p4reduce.sim.switch import ReferenceSwitch, SwitchModel, _Cell
+from p4reduce.wire import Reason
+
+_STRAY_EVERY = 256
+
+
+class SwitchState(Protocol):
+    """How to read and set what a switch remembers from frame to frame, but for its counters."""
+
+    switch: SwitchModel
+
+    def save(self) -> Hashable:
+        """All of it, as a value."""
+
+    def load(self, saved: Any) -> None:
+        """Put it back."""
+
+    def stray(self) -> bool:
+        """Whether the switch has written where it should not."""
+
+
+class ReferenceState:
+    """A reference switch, or a variant of it that keeps its state in the same cells."""
+
+    def __init__(self, switch: ReferenceSwitch) -> None:
+        self.switch: SwitchModel = switch
+        self._reference = switch
+
+    def save(self) -> Hashable:
+        """The cells."""
+        return tuple(
+            sorted(
+                (key, c.epoch, c.round, c.tag, c.seen, c.check, tuple(c.words))
+                for key, c in self._reference._cells.items()
+            )
+        )
+
+    def load(self, saved: Any) -> None:
+        """Replace the cells."""
+        self._reference._cells = {
+            key: _Cell(epoch, round_, tag, seen, check, list(words))
+            for key, epoch, round_, tag, seen, check, words in saved
+        }
+
+    def stray(self) -> bool:
+        """All cells are in the saved state anyhow."""
+        return False
+
+
+class EngineState:
+    """An engine that runs the compiled program: the registers' cells of the job's pool; all others must stay 0."""
+
+    def __init__(self, switch: EngineSwitch, bounds: Bounds) -> None:
+        self.switch: SwitchModel = switch
+        engine: Any = switch.engine
+        self._registers: list[list[int]] = [engine.registers[name] for name in sorted(engine.registers)]
+        job = membership(bounds.scenario(0))
+        self._pool = slice(2 * job.pool_base, 2 * (job.pool_base + job.pool_size))
+
+    def save(self) -> Hashable:
+        """The pool's cells of every register array."""
+        return tuple(tuple(register[self._pool]) for register in self._registers)
+
+    def load(self, saved: Any) -> None:
+        """Write the pool's cells."""
+        for register, cells in zip(self._registers, saved, strict=True):
+            register[self._pool] = cells
+
+    def stray(self) -> bool:
+        """Whether any other cell is not 0. Nothing resets those, so this finds a write however long ago it was."""
+        start, stop = self._pool.start, self._pool.stop
+        return any(any(register[:start]) or any(register[stop:]) for register in self._registers)
+
+
+class Step(NamedTuple):
+    """What a frame does: the registers that follow, and the answers, as numbers of frames downwards."""
+
+    after: int
+    answers: tuple[int, ...]
+    refused: bool
+    """The one answer is the nack of an epoch that is over, and nothing has changed."""
+
+
+class Switches:
+    """One switch in three phases: the first epoch admitted; revoked; the second one admitted.
+
+    Every phase has a switch of its own, so that tables need not be changed back; only registers go from one to the
+    other. Registers that are all 0 have number 0.
+    """
+
+    def __init__(self, bounds: Bounds, make: Callable[[], SwitchState], frames: Frames, judge: bool) -> None:
+        self._frames = frames
+        self._judge = judge
+        self._members = membership(bounds.scenario(0)).members
+        self._phases = [make() for _ in range(3 if bounds.change else 1)]
+        for phase, state in enumerate(self._phases):
+            state.switch.admit(membership(bounds.scenario(0)))
+            if phase > 0:
+                state.switch.revoke(membership(bounds.scenario(0)).epoch)
+            if phase > 1:
+                state.switch.admit(membership(bounds.scenario(1)))
+        zero = self._phases[0].save()
+        self.saved: list[Hashable] = [zero]
+        self._numbers: dict[Hashable, int] = {zero: 0}
+        self._loaded = [0] * len(self._phases)
+        self._steps: dict[tuple[int, int, int], Step] = {}
+
+    @property
+    def executed(self) -> int:
+        """Frames that the switch has run."""
+        return len(self._steps)
+
+    def step(self, phase: int, registers: int, frame: int) -> Step:
+        """Let a contribution arrive. Raises Violation for a wrong result, when results are to be judged here."""
+        key = (phase, registers, frame)
+        step = self._steps.get(key)
+        if step is None:
+            step = self._steps[key] = self._run(phase, registers, frame)
+            if len(self._steps) % _STRAY_EVERY == 0:
+                self.check_stray()
+        return step
+
+    def check_stray(self) -> None:
+        """Raise when a switch has changed what is not part of the saved state."""
+        if any(state.stray() for state in self._phases):
+            raise Violation(UNSOUND, "the switch has written outside of the job's pool")
+
+    def _run(self, phase: int, registers: int, frame: int) -> Step:
+        state = self._phases[phase]
+        if self._loaded[phase] != registers:
+            state.load(self.saved[registers])
+        # Should the next lines raise, the registers are loaded anew.
+        self._loaded[phase] = -1
+        sender = self._members[self._frames.up[frame].rank]
+        datagram = Datagram(sender.ip, sender.udp_port, SWITCH_IP, UDP_PORT, self._frames.up[frame].data)
+        answers = tuple(self._answer(port, answer) for port, answer in state.switch.process(sender.port, datagram))
+        saved = state.save()
+        after = self._numbers.setdefault(saved, len(self.saved))
+        if after == len(self.saved):
+            self.saved.append(saved)
+        self._loaded[phase] = after
+        refused = after == registers and len(answers) == 1 and self._frames.is_nack(answers[0], Reason.UNKNOWN_EPOCH)
+        return Step(after, answers, refused)
+
+    def _answer(self, port: int, datagram: Datagram) -> int:
+        to = self._members[port - 1]
+        if (datagram.dst, datagram.dst_port) != (to.ip, to.udp_port):
+            raise Violation(SENT, f"an answer on port {port} is not addressed to the worker there")
+        number = self._frames.answered(to.rank, datagram.data)
+        if self._judge:
+            self._frames.check_sent(number)
+        return number
