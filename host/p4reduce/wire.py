@@ -68,7 +68,7 @@ class Reason(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """One compiled form of the P4 program: how many words of 2048 bits a full frame carries, and what MTU that needs."""
+    """One compiled form of the P4 program: how many words of 2048 bits a full frame carries, what MTU that needs."""
 
     name: str
     words: int

@@ -544,7 +544,9 @@ def test_stats_are_ready_for_json(single: p4reduce.Communicator) -> None:
     assert stats["core"]["results"] == stats["core"]["frames_sent"] >= 17
     assert stats["transport"]["received"] == stats["core"]["frames_received"]
     assert set(stats["seconds"]) == {"encode", "wire", "wait", "decode"}
-    assert all(value > 0 for value in stats["seconds"].values())
+    # Waiting is the one thing that need not happen: on a busy machine the answer may be there before the thread asks.
+    assert all(stats["seconds"][name] > 0 for name in ("encode", "wire", "decode"))
+    assert stats["seconds"]["wait"] >= 0
     assert stats["controller_connected"] is True
     assert stats["faults"] is None
 
