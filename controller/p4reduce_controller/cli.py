@@ -22,6 +22,8 @@ from p4reduce.proto import controller_pb2_grpc
 DEFAULT_CONTROLLER = "127.0.0.1:50051"
 ENVIRONMENT = "P4REDUCE_CONTROLLER"
 EXIT_REFUSED = 1
+EXIT_USAGE = 2
+MAX_TIMEOUT = 86400.0
 EXIT_UNREACHABLE = 3
 _UNREACHABLE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 _STYLES = {
@@ -60,6 +62,10 @@ def _parser() -> argparse.ArgumentParser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point. Returns the exit code."""
     options = _parser().parse_args(argv)
+    problem = _problem(options)
+    if problem is not None:
+        print(f"p4reducectl: {problem}", file=sys.stderr)
+        return EXIT_USAGE
     with grpc.insecure_channel(options.controller, options=[("grpc.enable_http_proxy", 0)]) as channel:
         stub = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call]
         try:
@@ -88,6 +94,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         }
         shows[options.command](Console(), document)
     return 0
+
+
+def _problem(options: argparse.Namespace) -> str | None:
+    """What is wrong with options that argparse lets through."""
+    if not options.controller.strip():
+        return f"--controller is empty: write ADDRESS:PORT, for example {DEFAULT_CONTROLLER}"
+    if not 0 < options.timeout <= MAX_TIMEOUT:
+        return f"--timeout {options.timeout} makes no sense: write seconds above 0, up to {MAX_TIMEOUT:.0f}"
+    return None
 
 
 def _status(reply: pb.StatusReply) -> dict[str, Any]:

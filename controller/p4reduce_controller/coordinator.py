@@ -21,6 +21,7 @@ from p4reduce_controller.entries import COUNTER, COUNTER_NAMES, EPOCHS, TABLES, 
 from p4reduce_controller.hosts import Hosts
 from p4reduce_controller.jobs import Jobs
 from p4reduce_controller.link import Connector, Switch, SwitchLink
+from p4reduce_controller.marks import Mark, epoch_of, is_mark
 from p4reduce_controller.model import (
     Action,
     Close,
@@ -41,8 +42,8 @@ from p4reduce_controller.store import EpochStore
 
 _LOG = logging.getLogger(__name__)
 
-COUNTERS_SECONDS = 2.0
-"""Status does not wait longer for fresh counters."""
+COUNTERS_SECONDS = 1.0
+"""Status does not wait longer for fresh counters: less than a worker waits for status."""
 END = None
 """In a mailbox: nothing more will come."""
 Mail = pb.JoinReply | pb.LeaveReply | pb.Directive | Refusal | None
@@ -76,7 +77,10 @@ class Coordinator:
         self._clock = clock
         self._started = clock()
         self._changed = threading.Condition()
-        self._jobs = Jobs(Pools(pool_slots), store.next, lease_seconds, port_budget)
+        self._jobs = Jobs(
+            Pools(pool_slots), store.next, lease_seconds, port_budget, f"the switch at {hosts.switch.grpc}"
+        )
+        self._mark = Mark()
         self._mailboxes: dict[int, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._stopping = False
@@ -153,10 +157,11 @@ class Coordinator:
 
     def status(self, only: str) -> pb.StatusReply:
         """State of the switch and of one job (`only`), or of all when it is empty."""
-        self._refresh_counters(only)
+        answers = self._refresh_counters(only)
         with self._changed:
             now = self._clock()
-            connected = self._link.connected
+            # A switch that hangs keeps its session for a while.
+            connected = self._link.connected and answers
             return pb.StatusReply(
                 switch=messages.switch_status(self.hosts, connected),
                 jobs=[messages.job_status(job, now) for job in self._jobs.jobs() if only in ("", job.name)],
@@ -209,7 +214,7 @@ class Coordinator:
                     lease.pool_base + lease.pool_size - 1,
                     lease.group,
                 )
-                self._link.submit(lambda switch: switch.write(plan.install()), partial(self._installed, plan))
+                self._link.submit(partial(self._install, plan), partial(self._installed, plan))
             case Revoke(plan, why):
                 _LOG.log(logging.WARNING if why else logging.INFO, "epoch %d is over: %s", plan.number, why or "left")
                 self._link.submit(
@@ -217,6 +222,11 @@ class Coordinator:
                 )
             case Remove(plan):
                 self._link.submit(partial(_remove, plan), partial(self._removed, plan))
+
+    def _install(self, plan: Epoch, switch: Switch) -> None:
+        """In the link's thread. The switch must remember the epoch before it can be granted."""
+        self._mark.reserve(switch, plan.number)
+        switch.write(plan.install())
 
     def _installed(self, plan: Epoch, _: None, error: str | None) -> None:
         self._act(lambda now: self._jobs.installed(plan.number, error, now))
@@ -236,11 +246,13 @@ class Coordinator:
     def _reconcile(self, switch: Switch) -> None:
         """Give a switch with a new session what it must hold, and take away everything else."""
         entries = switch.read_tables(TABLES)
-        epochs = {dict(entry.key)["epoch"] for entry in entries if entry.table == EPOCHS}
-        present: list[Entity] = [*entries, *switch.read_groups()]
+        epochs = {epoch_of(entry) for entry in entries if entry.table == EPOCHS and not is_mark(entry)}
+        present: list[Entity] = [*(entry for entry in entries if not is_mark(entry)), *switch.read_groups()]
+        mark = self._mark.adopt(switch, entries)
+        self._mark.clear(switch)
         with self._changed:
-            # What an earlier controller left behind is no longer admitted, but its frames may still be on the way.
-            self._store.raise_to(max(epochs, default=0))
+            # Whatever an earlier controller granted, its frames may still be on the way.
+            self._store.raise_to(mark)
             wanted = list(self._base)
             for plan in self._jobs.live():
                 if plan.number in epochs:
@@ -249,13 +261,14 @@ class Coordinator:
         self._act(lambda now: self._jobs.switch_up(epochs, now))
 
     def _switch_down(self, why: str) -> None:
-        self._act(lambda _: self._jobs.switch_down(why))
+        self._act(lambda now: self._jobs.switch_down(why, now))
 
-    def _refresh_counters(self, only: str) -> None:
+    def _refresh_counters(self, only: str) -> bool:
+        """Whether the switch answered, as far as it was asked: it is when a job runs."""
         with self._changed:
             runs = [job.run for job in self._jobs.jobs() if job.run is not None and job.live and only in ("", job.name)]
         if not runs:
-            return
+            return True
         rows = [[cell.index for cell in run.plan.counters()] for run in runs]
         try:
             values = self._link.ask(
@@ -264,7 +277,7 @@ class Coordinator:
             )
         except SwitchError as error:
             _LOG.info("counters not refreshed: %s", error)
-            return
+            return False
         with self._changed:
             # A run that ended meanwhile keeps what was read before its row went to another epoch.
             live = [job.run for job in self._jobs.jobs() if job.live]
@@ -273,6 +286,7 @@ class Coordinator:
                     continue
                 first = position * len(COUNTER_NAMES)
                 run.counters = dict(zip(COUNTER_NAMES, values[first : first + len(COUNTER_NAMES)], strict=True))
+        return True
 
     def _keep_time(self) -> None:
         while True:

@@ -35,6 +35,8 @@ COUNTER_NAMES = {
     "refused": constants.COUNT_REFUSED,
 }
 FLOOD_INSTANCE = 1
+NOBODY = 0
+"""The statistics row of frames that belong to no epoch."""
 
 Fields = tuple[tuple[str, int], ...]
 

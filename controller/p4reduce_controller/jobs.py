@@ -124,8 +124,10 @@ class Jobs(Runs):
         self._dispatch(job, Event.LEAVE, Signal(now, ticket=ticket, rank=rank, epoch=epoch))
         return self._drain()
 
-    def switch_down(self, why: str) -> list[Action]:
-        """The session with the switch is lost: running jobs go on, joins are refused."""
+    def switch_down(self, why: str, now: float) -> list[Action]:
+        """The session with the switch is lost: joins are refused, running jobs go on as long as they get sums."""
+        if self._switch_down is None:
+            self._down_since = now
         self._switch_down = why
         return self._drain()
 
@@ -150,9 +152,20 @@ class Jobs(Runs):
             if silent:
                 self._dispatch(job, Event.LAPSE, Signal(now, ranks=silent))
             self._announce_silent(job, now)
+            self._miss_switch(job, now)
         if self._switch_down is None:
             self._retry(now)
         return self._drain()
+
+    def _miss_switch(self, job: Job, now: float) -> None:
+        """Nobody can tell a switch that is gone from one that only the controller cannot reach, but its sums can."""
+        lost_at = self._unreachable_at(job)
+        if lost_at is not None and lost_at <= now:
+            message = (
+                f"{self._switch_name} has been unreachable for {now - self._down_since:.3g} s ({self._switch_down}), "
+                f"and no bucket was completed since: start it again, then restart the job"
+            )
+            self._dispatch(job, Event.SWITCH_LOST, Signal(now, message=message))
 
     def next_deadline(self) -> float | None:
         """When to call `tick` next; None when nothing is waited for."""
@@ -162,4 +175,7 @@ class Jobs(Runs):
         for job in self._jobs.values():
             times += [seat.expires for seat in job.seats.values() if job.state is not State.INSTALLING]
             times += [self._lapse(worker) for worker in self._staying(job) + self._unannounced(job)]
+            lost_at = self._unreachable_at(job)
+            if lost_at is not None:
+                times.append(lost_at)
         return min(times, default=None)

@@ -77,6 +77,8 @@ class Run:
     workers: dict[int, Worker]
     counters: dict[str, int] = field(default_factory=dict)
     """The switch's counters, as last read."""
+    waiting_since: float | None = None
+    """Since when every rank has handed in a bucket that nobody completes; None when it is not so."""
 
     def workers_on_port(self) -> Counter[int]:
         """How many ranks sit behind each switch port."""
@@ -96,6 +98,8 @@ class Job:
     run: Run | None = None
     """The present epoch; of a failed job, the last one."""
     reason: str = ""
+    misfits: dict[int, tuple[int, str]] = field(default_factory=dict)
+    """Ranks that were refused this round for their world size: the size, and the host they came from."""
 
     @property
     def live(self) -> bool:

@@ -36,9 +36,14 @@ class Records:
     """State of all jobs, and how it changes. Steps add to `_actions`; whoever calls from outside drains them."""
 
     def __init__(
-        self, pools: Pools, next_epoch: Callable[[], int], lease_seconds: float, port_budget: int = PORT_BUDGET
+        self,
+        pools: Pools,
+        next_epoch: Callable[[], int],
+        lease_seconds: float,
+        port_budget: int = PORT_BUDGET,
+        switch_name: str = "the switch",
     ) -> None:
-        """`next_epoch` hands out epochs; it may raise StoreError."""
+        """`next_epoch` hands out epochs, ever higher ones; it may raise StoreError. `switch_name` is for messages."""
         self._pools = pools
         self._next_epoch = next_epoch
         self._lease_seconds = lease_seconds
@@ -48,7 +53,11 @@ class Records:
         self._streams: dict[int, tuple[str, int, int]] = {}
         self._past: OrderedDict[int, tuple[str, Fence]] = OrderedDict()
         self._actions: list[Action] = []
+        self._switch_name = switch_name
         self._switch_down: str | None = None
+        self._down_since = 0.0
+        self._own = range(0)
+        """From the first to the last epoch that this controller handed out."""
 
     # ---- views ----------------------------------------------------------------------------------------------------
 
@@ -123,6 +132,12 @@ class Records:
 
     def _lapse(self, worker: Worker) -> float:
         return worker.heard + self._lease_seconds
+
+    def _unreachable_at(self, job: Job) -> float | None:
+        """When the switch counts as lost to this job; None while there is no reason to think so."""
+        if self._switch_down is None or not job.live or job.run is None or job.run.waiting_since is None:
+            return None
+        return max(self._down_since, job.run.waiting_since) + self._lease_seconds
 
     def _refuse(self, tickets: Iterable[int], code: Code, message: str) -> None:
         self._actions += [Refuse(ticket, Refusal(code, message)) for ticket in tickets]

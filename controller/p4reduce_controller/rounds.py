@@ -37,6 +37,7 @@ class Rounds(Records):
         job.world_size, job.incarnation = applicant.world_size, applicant.incarnation
         job.run, job.reason = None, ""
         job.seats.clear()
+        job.misfits.clear()
         return self._seat(job, signal)
 
     def _seat(self, job: Job, signal: Signal) -> State:
@@ -54,6 +55,7 @@ class Rounds(Records):
     def _take_seat(self, job: Job, signal: Signal) -> None:
         applicant = applicant_of(signal)
         if applicant.world_size != job.world_size:
+            job.misfits[applicant.rank] = (applicant.world_size, f"host {applicant.host.name}, {applicant.host.ip}")
             self._refuse([signal.ticket], Code.FAILED_PRECONDITION, _sizes_differ(job, applicant))
             return
         taken = job.seats.get(applicant.rank)
@@ -74,6 +76,7 @@ class Rounds(Records):
                     f"{applicant.host.ip} port {applicant.udp_port}: give every rank a socket of its own",
                 )
                 return
+        job.misfits.pop(applicant.rank, None)
         job.seats[applicant.rank] = Seat(applicant, signal.ticket, signal.now + applicant.wait_seconds)
 
     def _refuse_again(self, job: Job, signal: Signal) -> State:
@@ -112,7 +115,7 @@ class Rounds(Records):
         missing = [rank for rank in range(job.world_size) if rank not in job.seats]
         if missing:
             verb = "has" if len(missing) == 1 else "have"
-            why = f"{ranks_text(missing)} of {job.world_size} {verb} not joined: start them, or see why they fail"
+            why = f"{ranks_text(missing)} of {job.world_size} {verb} not joined: {_remedy(job)}"
         else:
             why = "all ranks are there, but no pool of the switch came free: end another job"
         self._refuse_seats(job, Code.DEADLINE_EXCEEDED, f"job {job.name!r}: after {longest:g} s {why}")
@@ -154,6 +157,7 @@ class Rounds(Records):
             self._pools.give_back(lease)
             self._refuse_seats(job, Code.INTERNAL, f"job {job.name!r}: {error}")
             return State.ABSENT
+        self._own = range(self._own.start or epoch, epoch + 1)
         applicants = [job.seats[rank].applicant for rank in range(job.world_size)]
         places = tuple(Place(a.rank, a.host.ip_number, a.host.mac_number, a.host.port, a.udp_port) for a in applicants)
         plan = Epoch(epoch, lease, places)
@@ -183,6 +187,7 @@ class Rounds(Records):
             run.workers[rank] = Worker(seat.applicant, signal.now)
         self._actions += [Grant(seat.ticket, rank, run) for rank, seat in job.seats.items()]
         job.seats.clear()
+        job.misfits.clear()
         return State.RUNNING
 
     def _install_failed(self, job: Job, signal: Signal) -> State:
@@ -208,6 +213,17 @@ class Rounds(Records):
         if job.run is not None:
             self._end(job, None)
         return self._start(job, signal)
+
+
+def _remedy(job: Job) -> str:
+    """What those who waited in vain should do."""
+    if not job.misfits:
+        return "start them, or see why they fail"
+    said = ", ".join(
+        f"rank {rank} came with world size {size} and was refused ({where})"
+        for rank, (size, where) in sorted(job.misfits.items())
+    )
+    return f"{said}: start all ranks with the same number"
 
 
 def _sizes_differ(job: Job, applicant: Applicant) -> str:

@@ -54,11 +54,15 @@ class Runs(Rounds):
                 ending.streams.append(signal.ticket)
             else:
                 self._actions.append(TellFence(signal.ticket, fence))
+        elif epoch not in self._own:
+            # The worker has met nothing but nacks since our predecessor's entries were taken away: it shall know why.
+            message = (
+                f"job {job.name!r}: the controller was restarted and does not keep running jobs yet; restart the job"
+            )
+            self._actions.append(TellFence(signal.ticket, Fence(Reason.ABORTED, message)))
         else:
             self._reject_stream(
-                signal,
-                Code.NOT_FOUND,
-                f"job {job.name!r} has no epoch {epoch} here: it is over, or the controller was restarted; join again",
+                signal, Code.NOT_FOUND, f"job {job.name!r} has no epoch {epoch} here: it is over; join again"
             )
             return job.state
         self._streams.pop(signal.ticket, None)
@@ -73,8 +77,20 @@ class Runs(Rounds):
         if worker.state is not WorkerState.LEFT:
             worker.heard = signal.now
         if report is not None:
+            advanced = report.completed > worker.completed
             worker.submitted, worker.completed = report.submitted, report.completed
+            self._watch(job, advanced, signal.now)
         return job.state
+
+    def _watch(self, job: Job, advanced: bool, now: float) -> None:
+        """Keep track of whether the ranks wait for the switch alone, and not for one of them."""
+        run, staying = run_of(job), self._staying(job)
+        handed_in = min(worker.submitted for worker in run.workers.values())
+        waiting = any(worker.completed < handed_in for worker in staying)
+        if not waiting:
+            run.waiting_since = None
+        elif advanced or run.waiting_since is None:
+            run.waiting_since = now
 
     def _trouble(self, job: Job, signal: Signal) -> State:
         self._report(job, signal)
@@ -112,9 +128,9 @@ class Runs(Rounds):
         message = f"job {job.name!r}: {names} {verb} lost: no report for {self._lease_seconds:g} s"
         return self._fence(job, Fence(Reason.WORKER_LOST, message, signal.ranks))
 
-    def _lose_switch(self, job: Job, _: Signal) -> State:
-        message = f"job {job.name!r}: the switch was restarted and holds nothing of epoch {run_of(job).plan.number}"
-        return self._fence(job, Fence(Reason.SWITCH_LOST, message))
+    def _lose_switch(self, job: Job, signal: Signal) -> State:
+        why = signal.message or f"the switch was restarted and holds nothing of epoch {run_of(job).plan.number}"
+        return self._fence(job, Fence(Reason.SWITCH_LOST, f"job {job.name!r}: {why}"))
 
     def _supersede(self, job: Job, signal: Signal) -> State:
         self._refuse_seats(job, Code.ABORTED, superseded(job, signal))

@@ -44,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--switch", metavar="ADDR:PORT", help="P4Runtime address, instead of the hosts file's")
     add("--profile", choices=sorted(PROFILES), help="compiled P4 program, instead of the hosts file's")
     add("--pool-slots", type=int, default=64, metavar="N", help="slots of each pool; one pool a job")
-    add("--state", metavar="FILE", help="SQLite file that remembers epochs; without it they follow the clock")
+    add("--state", metavar="FILE", help="SQLite file that remembers epochs; without it only the switch does")
     add("--lease", type=float, default=10.0, metavar="SECONDS", help="a worker silent for so long is lost")
     add(
         "--deadline",

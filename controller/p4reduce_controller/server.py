@@ -51,6 +51,7 @@ class ControllerServer:
         port_budget: int = PORT_BUDGET,
         probe_seconds: float = 5.0,
         clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
         timer: bool = True,
         connect: Connector | None = None,
     ) -> None:
@@ -59,7 +60,7 @@ class ControllerServer:
         `hosts`: checked hosts, or the path of a hosts file. `listen`: ADDRESS:PORT, port 0 for any. `lease_seconds`:
         a worker that does not report for so long is lost. `switch_deadline`: seconds for connecting to the switch and
         for every call to it. `connect` puts another switch in the place of the P4Runtime one; with `timer` off,
-        leases end only when `tick` is called: both for tests, as is `clock`.
+        leases end only when `tick` is called: both for tests, as are `clock` (of leases) and `wall` (of epochs).
         """
         self.hosts = hosts if isinstance(hosts, Hosts) else load(hosts)
         self._listen = _split_listen(listen)
@@ -72,7 +73,7 @@ class ControllerServer:
         self._election_id = election_id
         self._switch_deadline = switch_deadline
         self._pipeline = pipeline.find(self.hosts.switch.profile)
-        store = open_store(state)
+        store = open_store(state, wall)
         try:
             self._coordinator = Coordinator(
                 self.hosts,

@@ -48,7 +48,7 @@ class Event(Enum):
     BREAK = "a rank's progress stream ended"
     LAPSE = "a rank did not report for the length of its lease"
     LEAVE = "a rank leaves"
-    SWITCH_LOST = "the switch came back without the epoch"
+    SWITCH_LOST = "the switch came back without the epoch, or stays away while the ranks wait for it"
 
 
 @dataclass(frozen=True, slots=True)

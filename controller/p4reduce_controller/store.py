@@ -2,9 +2,9 @@
 """Where epochs come from: never 0, never the same twice.
 
 An epoch is a 32-bit number that stands in every frame; a frame of an old epoch can never count, because no later epoch
-has its number. So the numbers must survive the controller. Every store hands out max(last + 1, seconds since 1970): a
-file that was lost, or restored from a backup, cannot make it repeat a number, as long as jobs start less often than
-once a second on average.
+has its number. So the numbers must survive the controller. What guarantees that is the mark on the switch (`marks`):
+the store is raised above it before any join is answered. Every store hands out max(last + 1, seconds since 1970), so
+that numbers go on rising, as a rule, over a switch that was restarted and forgot its mark.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ from typing import Protocol
 
 from p4reduce.errors import ConfigError, P4ReduceError
 
-MAX_EPOCH = (1 << 32) - 1
+MAX_EPOCH = (1 << 32) - 2
+"""One less than 32 bits hold: the mark on the switch is above every epoch handed out."""
 SCHEMA_VERSION = 1
 
 
@@ -41,7 +42,9 @@ class EpochStore(Protocol):
         ...
 
 
-def _following(last: int, clock: Callable[[], float]) -> int:
+def _following(last: object, clock: Callable[[], float]) -> int:
+    if not isinstance(last, int) or last < 0:
+        raise StoreError(f"the state file holds {last!r} as the last epoch: it is damaged, name another file")
     epoch = max(last + 1, int(clock()), 1)
     if epoch > MAX_EPOCH:
         raise StoreError(f"no epoch is left after {last}: epochs have 32 bits; is the system clock right?")
@@ -49,7 +52,7 @@ def _following(last: int, clock: Callable[[], float]) -> int:
 
 
 class MemoryStore:
-    """Epochs from the clock's seconds on. Does not remember them over a restart; `SqliteStore` does."""
+    """Epochs from the clock's seconds on. It is lost with the controller; the switch's mark is not."""
 
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
@@ -113,8 +116,8 @@ class SqliteStore:
     def next(self) -> int:
         """See `EpochStore.next`."""
         try:
-            (last,) = self._connection.execute("SELECT last FROM epoch").fetchone()
-            epoch = _following(last, self._clock)
+            row = self._connection.execute("SELECT last FROM epoch").fetchone()
+            epoch = _following(row[0] if row else None, self._clock)
             self._connection.execute("UPDATE epoch SET last = ?", (epoch,))
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: cannot write the state file: {error}") from None
@@ -132,6 +135,6 @@ class SqliteStore:
         self._connection.close()
 
 
-def open_store(path: str | Path | None) -> EpochStore:
-    """The store of a controller: a file if one is named, else memory."""
-    return MemoryStore() if path is None else SqliteStore(path)
+def open_store(path: str | Path | None, clock: Callable[[], float] = time.time) -> EpochStore:
+    """The store of a controller: a file if one is named, else memory. `clock`: seconds since 1970."""
+    return MemoryStore(clock) if path is None else SqliteStore(path, clock)

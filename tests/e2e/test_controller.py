@@ -26,7 +26,7 @@ import grpc
 import numpy as np
 import pytest
 
-from p4reduce import constants, wire
+from p4reduce import constants, pipeline, wire
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce.wire import Kind, Op, Profile, Reason
@@ -35,7 +35,10 @@ from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
 from p4reduce_bmv2.switch import SwitchProcess, find_bmv2
 from p4reduce_bmv2.topology import Topology
 from p4reduce_controller import cli
+from p4reduce_controller.entries import EPOCHS
 from p4reduce_controller.hosts import Hosts, parse
+from p4reduce_controller.marks import epoch_of, is_mark
+from p4reduce_controller.p4rt import SwitchClient
 from p4reduce_controller.server import ControllerServer
 
 DEADLINE = 20.0
@@ -139,6 +142,12 @@ class Rig:
         self.profile = wire.profile(profile)
         self.lab = make_lab(kind, stack, profile)
         self.server = stack.enter_context(ControllerServer(self.lab.hosts, **options))
+        self.stub = self.client(self.server.address)
+
+    def restart(self, **options: Any) -> None:
+        """Another controller for the same switch."""
+        self.server.stop()
+        self.server = self.stack.enter_context(ControllerServer(self.lab.hosts, **options))
         self.stub = self.client(self.server.address)
 
     def client(self, address: str) -> Any:
@@ -296,6 +305,39 @@ class TestJob:
         assert not any(pool.job for pool in rig.stub.Pools(pb.PoolsRequest(), timeout=DEADLINE).pools)
         assert workers[0].refused(bytes(constants.WORD_BYTES)) is Reason.UNKNOWN_EPOCH
 
+    def test_a_new_controller_with_an_old_clock_gets_no_old_sums(self, rig: Rig) -> None:
+        old = rig.workers([0, 1])
+        rig.join(old)
+        reduce(old, 0, 1)
+        epoch = old[0].epoch
+        for worker in old:
+            rig.leave(worker)
+        rig.restart(wall=lambda: epoch)
+        new = rig.workers([1, 0, 2])
+        rig.join(new)
+        assert new[0].epoch > epoch
+        reduce(new, 0, 1)
+        client = SwitchClient(rig.lab.hosts.switch.grpc, pipeline.find("w5"), election_id=2)
+        (mark,) = (epoch_of(entry) for entry in client.read_tables([EPOCHS]) if is_mark(entry))
+        client.close()
+        assert mark > new[0].epoch
+        assert new[0].refused(bytes(constants.WORD_BYTES), epoch=mark) is Reason.NOT_ADMITTED
+
+    def test_who_outlives_the_controller_is_told_by_the_next(self, rig: Rig) -> None:
+        workers = rig.workers([0, 1])
+        rig.join(workers)
+        reduce(workers, 0, 1)
+        rig.restart()
+        assert workers[0].refused(bytes(constants.WORD_BYTES), slot=1) in GONE
+        for worker in workers:
+            worker.requests = queue.SimpleQueue()
+            worker.report("train", submitted=2, completed=1)
+            (directive,) = rig.stub.Progress(iter(worker.requests.get, None), timeout=DEADLINE)
+            assert directive.fence.reason == pb.Fence.ABORTED
+            assert "the controller was restarted and does not keep running jobs yet" in directive.fence.message
+        rig.join(workers)
+        reduce(workers, 0, 1)
+
     def test_slots_of_the_pool_and_no_other(self, rig: Rig) -> None:
         workers = rig.workers([0])
         rig.join(workers)
@@ -360,19 +402,25 @@ class Process:
         return self.popen.returncode, out, err
 
 
+def hosts_file(folder: Path, switch: SwitchProcess) -> Path:
+    """A hosts file for an embedded switch with one UDP port."""
+    file = folder / "hosts.toml"
+    endpoint = ":".join(map(str, switch.endpoints[1]))
+    file.write_text(
+        f'[switch]\ngrpc = "{switch.grpc_address}"\nprofile = "w5"\nip = "127.0.1.254"\n'
+        f'mac = "02:70:7f:00:01:fe"\n[[host]]\nname = "one"\nip = "127.0.1.1"\nport = 1\n'
+        f'endpoint = "{endpoint}"\n'
+    )
+    return file
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_the_controller_as_a_process(
     tmp_path: Path, number: signal.Signals, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with ExitStack() as stack:
         switch = stack.enter_context(SwitchProcess.start("embedded", udp_ports={1: "127.0.0.1"}))
-        file = tmp_path / "hosts.toml"
-        endpoint = ":".join(map(str, switch.endpoints[1]))
-        file.write_text(
-            f'[switch]\ngrpc = "{switch.grpc_address}"\nprofile = "w5"\nip = "127.0.1.254"\n'
-            f'mac = "02:70:7f:00:01:fe"\n[[host]]\nname = "one"\nip = "127.0.1.1"\nport = 1\n'
-            f'endpoint = "{endpoint}"\n'
-        )
+        file = hosts_file(tmp_path, switch)
         state = ("--state", str(tmp_path / "state.db"))
         process = Process(stack, "--hosts", str(file), "--listen", "127.0.0.1:0", *state)
         assert process.ready | {"address": "", "pid": 0} == {
@@ -399,6 +447,26 @@ def test_the_controller_as_a_process(
             second = controller_pb2_grpc.ControllerStub(channel).Join(request, timeout=DEADLINE)
         assert second.epoch > first.epoch
         assert again.terminate(number)[0] == 0
+
+
+def test_a_controller_that_is_killed_while_jobs_come_fast(tmp_path: Path) -> None:
+    """Far more than one job a second, no state file: the clock alone would hand out the same epochs again."""
+    used: list[int] = []
+    with ExitStack() as stack:
+        switch = stack.enter_context(SwitchProcess.start("embedded", udp_ports={1: "127.0.0.1"}))
+        file = hosts_file(tmp_path, switch)
+        for _ in range(2):
+            process = Process(stack, "--hosts", str(file), "--listen", "127.0.0.1:0")
+            with grpc.insecure_channel(process.address) as channel:
+                stub = controller_pb2_grpc.ControllerStub(channel)
+                for number in range(40):
+                    request = pb.JoinRequest(
+                        job=f"job{number}", world_size=1, ip="127.0.1.1", udp_port=4000, mtu=1500, receive_frames=9
+                    )
+                    used.append(stub.Join(request, timeout=DEADLINE).epoch)
+                    stub.Leave(pb.LeaveRequest(job=request.job, epoch=used[-1], rank=0), timeout=DEADLINE)
+            assert process.terminate(signal.SIGKILL)[0] == -signal.SIGKILL
+    assert len(set(used)) == len(used) == 80
 
 
 def test_a_controller_that_cannot_start_says_so_in_one_line(tmp_path: Path) -> None:

@@ -17,14 +17,16 @@ from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
 from p4reduce_bmv2.switch import SwitchProcess, find_bmv2
-from p4reduce_controller import entries
+from p4reduce_controller import entries, marks
 from p4reduce_controller.entries import CounterCell, Entity, Epoch, Group, Place, Update, Verb, base, difference
 from p4reduce_controller.hosts import Host, Hosts, SwitchConfig
+from p4reduce_controller.marks import is_mark
 from p4reduce_controller.p4rt import SwitchClient
 from p4reduce_controller.pools import Pools
 from p4reduce_controller.server import ControllerServer
 
 DEADLINE = 20.0
+NOW = 1_900_000_000
 PLACES = tuple(Place(rank, 0x0A000001 + rank, 0x027034000001 + rank, rank % 4 + 1, 4000 + rank) for rank in range(64))
 
 
@@ -189,9 +191,56 @@ def test_a_job_comes_and_goes(address: str) -> None:
     client = SwitchClient(address, pipeline.find("w5"))
     try:
         assert not client.pushed
-        assert content(client) == set(base(hosts))
+        found = content(client)
+        (mark,) = found - set(base(hosts))
+        assert is_mark(mark)
+        assert found > set(base(hosts))
     finally:
         client.close()
+
+
+def stop_here(*_: Any) -> None:
+    raise SwitchError("stopped between insert and delete")
+
+
+def epoch_entries(address: str) -> list[entries.TableEntry]:
+    client = SwitchClient(address, pipeline.find("w5"))
+    try:
+        return client.read_tables([entries.EPOCHS])
+    finally:
+        client.close()
+
+
+def test_no_epoch_comes_twice_on_one_switch(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Controllers without a file, with clocks that stand still or go back, one of them stopped in mid-write."""
+    monkeypatch.setattr(marks, "RESERVE", 4)
+    hosts, used = lab(address), []
+
+    def grant(server: ControllerServer, jobs: int) -> None:
+        with grpc.insecure_channel(server.address) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            for number in range(jobs):
+                used.append(join(server, 2, f"job{number}")[0].epoch)
+                for rank in range(2):
+                    leave = pb.LeaveRequest(job=f"job{number}", epoch=used[-1], rank=rank)
+                    stub.Leave(leave, timeout=DEADLINE)
+
+    for now in (NOW, NOW, NOW - 500):
+        with ControllerServer(hosts, wall=lambda now=now: now) as server:
+            grant(server, 6)
+    with ControllerServer(hosts, wall=lambda: NOW) as server:
+        grant(server, 4)
+        monkeypatch.setattr(marks.Mark, "clear", stop_here)
+        with pytest.raises(grpc.RpcError, match="stopped between insert and delete"):
+            grant(server, 1)
+    monkeypatch.undo()
+    assert len(epoch_entries(address)) == 2
+    with ControllerServer(hosts, wall=lambda: NOW) as server:
+        grant(server, 2)
+    assert len(set(used)) == len(used) == 24
+    (mark,) = epoch_entries(address)
+    assert is_mark(mark)
+    assert marks.epoch_of(mark) > max(used)
 
 
 def test_a_new_controller_clears_up_after_an_old_one(address: str) -> None:

@@ -150,6 +150,23 @@ def test_an_unreachable_controller(nobody: str, capsys: pytest.CaptureFixture[st
     assert f"no controller at {nobody} within 2 s: start one with `p4reduce-controller serve`" in captured.err
 
 
+@pytest.mark.parametrize(
+    ("option", "value", "text"),
+    [
+        ("--controller", "", "--controller is empty: write ADDRESS:PORT, for example 127.0.0.1:50051"),
+        ("--controller", "  ", "--controller is empty: write ADDRESS:PORT, for example 127.0.0.1:50051"),
+        ("--timeout", "nan", "--timeout nan makes no sense: write seconds above 0, up to 86400"),
+        ("--timeout", "inf", "--timeout inf makes no sense: write seconds above 0, up to 86400"),
+        ("--timeout", "0", "--timeout 0.0 makes no sense: write seconds above 0, up to 86400"),
+        ("--timeout", "-1", "--timeout -1.0 makes no sense: write seconds above 0, up to 86400"),
+    ],
+)
+def test_options_that_make_no_sense(option: str, value: str, text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["status", option, value]) == 2
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("", f"p4reducectl: {text}\n")
+
+
 def test_the_environment_names_the_controller(
     controller: ControllerServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

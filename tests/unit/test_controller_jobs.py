@@ -68,6 +68,26 @@ def test_world_sizes_that_differ_are_both_named() -> None:
         assert f"says world_size {said}, the ranks before it said 2" in message
 
 
+def test_those_who_wait_in_vain_are_told_of_ranks_with_another_world_size() -> None:
+    rig = Rig()
+    first, second = rig.join(0, world=4, wait=3.0), rig.join(1, world=4)
+    for rank, world in ((2, 8), (3, 5), (5, 8)):
+        assert rig.refusal(rig.join(rank, world=world))[0] is Code.FAILED_PRECONDITION
+    rig.join(3, world=4)
+    rig.tick(3.0)
+    for number in (first, second):
+        code, message = rig.refusal(number)
+        assert code is Code.DEADLINE_EXCEEDED
+        assert message == (
+            "job 'train': after 3 s rank 2 of 4 has not joined: "
+            "rank 2 came with world size 8 and was refused (host h3, 10.0.0.3), "
+            "rank 5 came with world size 8 and was refused (host h6, 10.0.0.6): start all ranks with the same number"
+        )
+    again = rig.join(0, world=4, wait=3.0)
+    rig.tick(6.0)
+    assert "ranks 1, 2 and 3 of 4 have not joined: start them, or see why they fail" in rig.refusal(again)[1]
+
+
 def test_two_ranks_cannot_receive_on_one_socket() -> None:
     rig = Rig()
     rig.join(0, world=9, port=5000)
@@ -428,16 +448,38 @@ def test_a_late_stream_is_told_why_its_epoch_is_over() -> None:
     rig.join(0)
     after = rig.open(100, 1)
     assert rig.fences(after) == rig.fences(before), "even when the record has moved on"
-    code, message = rig.refusal(rig.open(99, 1))
+    epoch, _ = rig.start(1, "other")
+    rig.leave(epoch, 0, "other")
+    rig.switch()
+    code, message = rig.refusal(rig.open(epoch, 0, "other"))
     assert code is Code.NOT_FOUND
-    assert "has no epoch 99" in message
+    assert f"has no epoch {epoch} here: it is over; join again" in message
+
+
+@pytest.mark.parametrize("before", [False, True])
+def test_a_stream_from_before_the_controllers_restart_is_told_of_it(before: bool) -> None:
+    rig = Rig()
+    if not before:
+        rig.start(2)
+    for epoch in (99, 5000):
+        late = rig.open(epoch, 1)
+        (fence,) = rig.fences(late)
+        assert fence.reason is Reason.ABORTED
+        assert fence.message == (
+            "job 'train': the controller was restarted and does not keep running jobs yet; restart the job"
+        )
+        assert len(rig.told(late)) == 1, "it is not registered"
+        rig.note(rig.jobs.report(late, Report("train", epoch, 1, 3, 2), rig.now))
+        rig.note(rig.jobs.broken(late, rig.now))
+    if not before:
+        assert rig.record().state is State.RUNNING
 
 
 def test_without_a_switch_nobody_joins_and_running_jobs_go_on() -> None:
     rig = Rig()
     epoch, streams = rig.start(2)
     half = rig.join(0, job="other")
-    rig.note(rig.jobs.switch_down("connection lost"))
+    rig.note(rig.jobs.switch_down("connection lost", rig.now))
     code, message = rig.refusal(rig.join(0, job="third"))
     assert code is Code.UNAVAILABLE
     assert "connection lost" in message
@@ -455,7 +497,7 @@ def test_a_switch_that_lost_the_epoch_ends_the_job() -> None:
     rig = Rig()
     _, streams = rig.start(2)
     kept, _ = rig.start(1, "kept")
-    rig.note(rig.jobs.switch_down("restarted"))
+    rig.note(rig.jobs.switch_down("restarted", rig.now))
     rig.note(rig.jobs.switch_up({kept}, 2.0))
     assert rig.record("kept").state is State.RUNNING
     rig.switch()
@@ -475,7 +517,7 @@ def test_workers_are_told_even_when_the_switch_cannot_revoke_and_the_pool_stays_
     assert rig.jobs.next_deadline() == 5.0
     rig.tick(5.0)
     rig.switch(error="timeout")
-    rig.note(rig.jobs.switch_down("gone"))
+    rig.note(rig.jobs.switch_down("gone", rig.now))
     rig.tick(20.0)
     assert not rig.work, "there is nobody to ask"
     rig.note(rig.jobs.switch_up(set(), 21.0))

@@ -4,18 +4,20 @@
 from __future__ import annotations
 
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import grpc
 import pytest
-from helpers.controller import DEADLINE, HOSTS, Rig, Stream, refused, until
+from helpers.controller import DEADLINE, HOSTS, LEASE, Rig, Stream, refused, until
 
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
-from p4reduce_controller import entries
+from p4reduce_controller import coordinator, entries
 from p4reduce_controller.entries import Verb
+from p4reduce_controller.marks import is_mark
 from p4reduce_controller.messages import report
 from p4reduce_controller.model import Reason
 from p4reduce_controller.server import ControllerServer
@@ -27,6 +29,11 @@ def rig() -> Iterator[Rig]:
     made = Rig()
     yield made
     made.close()
+
+
+def epochs(rig: Rig) -> list[entries.TableEntry]:
+    """What the switch holds of epochs, beside its mark."""
+    return [entry for entry in rig.switch.holds(entries.EPOCHS) if not is_mark(entry)]
 
 
 def test_fence_order_revoke_then_tell(rig: Rig) -> None:
@@ -51,7 +58,7 @@ def test_fence_order_revoke_then_tell(rig: Rig) -> None:
     assert {u.verb for u in rig.switch.written[before:]} == {Verb.DELETE}
     assert rig.switch.groups() == []
     assert not rig.switch.holds(entries.REPLICA)
-    assert not rig.switch.holds(entries.EPOCHS)
+    assert not epochs(rig)
     job = rig.job()
     assert [worker.state for worker in job.workers] == ["reporting", "lost", "reporting"]
     assert "rank 1" in job.reason
@@ -173,8 +180,11 @@ def test_a_stream_of_an_epoch_that_is_over_or_unknown(rig: Rig) -> None:
     assert streams[1].next().HasField("fence")
     late = Stream(rig.stub, epoch, 1)
     assert late.next().fence.reason == pb.Fence.WORKER_LOST
-    code, text = refused(Stream(rig.stub, 7, 1).next)
-    assert (code, "has no epoch 7 here" in text) == ("NOT_FOUND", True)
+    early = Stream(rig.stub, 7, 1)
+    fence = early.next().fence
+    assert fence.reason == pb.Fence.ABORTED
+    assert "the controller was restarted and does not keep running jobs yet; restart the job" in fence.message
+    assert early.rest() == []
     code, text = refused(Stream(rig.stub, epoch, 1, "other").next)
     assert (code, f"job 'other' has no epoch {epoch}" in text) == ("NOT_FOUND", True)
 
@@ -191,7 +201,7 @@ def test_status_shows_counters_by_name_and_keeps_the_last_of_a_failed_job(rig: R
     job = rig.job()
     assert dict(job.counters) == dict.fromkeys(entries.COUNTER_NAMES, 0)
     assert (job.pool_base, job.pool_size, job.world_size, job.incarnation) == (0, 64, 2, 0)
-    (epoch_entry,) = rig.switch.holds(entries.EPOCHS)
+    (epoch_entry,) = epochs(rig)
     row = dict(epoch_entry.params)["stats"]
     for event in entries.COUNTER_NAMES.values():
         rig.switch.counters[entries.COUNTER, row * 8 + event] = 100 + event
@@ -228,6 +238,44 @@ def test_a_lost_switch_session(rig: Rig) -> None:
     rig.leave(second)
     rig.leave(first)
     assert rig.pools().count("train") == 0
+
+
+def test_a_switch_that_stays_away_ends_the_jobs_that_wait_for_it(rig: Rig) -> None:
+    waiting, going = rig.start(1, "waiting")[0], rig.start(1, "going")[0]
+    waiting.report(submitted=5, completed=4)
+    going.report(submitted=5, completed=4)
+    until(lambda: all(job.workers[0].submitted == 5 for job in rig.status().jobs))
+    rig.switch.unreachable = "nobody answers"
+    rig.switch.sessions[-1].lose("connection reset")
+    until(lambda: not rig.status().switch.connected)
+    rig.advance(LEASE - 1)
+    for stream, completed in ((waiting, 4), (going, 5)):
+        stream.report(submitted=6, completed=completed)
+    until(lambda: all(job.workers[0].submitted == 6 for job in rig.status().jobs))
+    rig.advance(1)
+    fence = waiting.next().fence
+    assert fence.reason == pb.Fence.SWITCH_LOST
+    assert "the switch at 127.0.0.1:9559 has been unreachable for 10 s (connection reset)" in fence.message
+    assert rig.job("going").state == "running"
+    assert not rig.status().switch.connected
+    rig.switch.unreachable = None
+    until(lambda: rig.status().switch.connected)
+    until(lambda: "waiting" not in rig.pools())
+    rig.advance(LEASE - 2)
+    assert rig.job("going").state == "running"
+
+
+def test_a_switch_that_hangs_is_not_shown_as_connected(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams = rig.start(1)
+    assert rig.status().switch.connected
+    release = threading.Event()
+    monkeypatch.setattr(coordinator, "COUNTERS_SECONDS", 0.05)
+    monkeypatch.setattr(rig.switch.sessions[-1], "read_counters", lambda *_: release.wait(DEADLINE) and [0] * 8)
+    assert not rig.status().switch.connected
+    release.set()
+    monkeypatch.undo()
+    until(lambda: rig.status().switch.connected)
+    assert len(streams) == 1
 
 
 def test_a_restarted_switch_gets_its_base_back_and_ends_the_jobs(rig: Rig) -> None:
