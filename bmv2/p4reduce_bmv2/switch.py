@@ -134,6 +134,12 @@ class SwitchProcess:
             return ""
         return data[-limit:].decode(errors="replace").strip()
 
+    def detach(self) -> int:
+        """Let the switch run on without this object, which must not be used any more. Returns its pid."""
+        # Nobody waits for it here; without an exit code Popen would complain when it is collected.
+        self._process.returncode = 0
+        return self._process.pid
+
     def stop(self, deadline: float = STOP_DEADLINE) -> int:
         """End the process: SIGTERM, then SIGKILL after `deadline` seconds. Returns its exit code; may be repeated."""
         process = self._process

@@ -13,7 +13,7 @@ from p4reduce.errors import UsageError
 def add(commands: Any) -> None:
     """Add the subcommand to argparse's subparsers."""
     parser = commands.add_parser("decode", help="show the frames in a capture file")
-    parser.add_argument("file", help="a pcap or pcapng file, as tcpdump or the switch writes them")
+    parser.add_argument("file", help="a pcap or pcapng file, as tcpdump, the switch or a simulation writes them")
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--brief", action="store_true", help="one line per frame")
     how.add_argument("--json", action="store_true", help="one JSON object per frame and line")

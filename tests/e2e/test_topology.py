@@ -151,6 +151,63 @@ class TestLab:
 
 @pytest.mark.netns
 @needs_root
+class TestAdditions:
+    def test_management_links_lead_past_the_switch(self) -> None:
+        code = "import socket; s = socket.socket(); s.bind(('{ip}', 5000)); s.listen(); print('up', flush=True); "
+        code += "print(s.accept()[1][0])"
+        with Topology(2, switch_netns=True, management=True) as topology:
+            assert topology.switch_netns is not None
+            for host in topology.hosts:
+                assert interfaces(host.netns) == {"lo", "eth0", "mgmt0"}
+            with subprocess.Popen(
+                [
+                    *netns.command_prefix(topology.switch_netns),
+                    sys.executable,
+                    "-c",
+                    code.format(ip=topology.management_ip),
+                ],
+                stdout=subprocess.PIPE,
+                text=True,
+            ) as server:
+                assert server.stdout is not None
+                assert server.stdout.readline() == "up\n"
+                connect = f"import socket; socket.create_connection(('{topology.management_ip}', 5000), 5).close()"
+                topology.run(topology.hosts[1], [sys.executable, "-c", connect], check=True, timeout=20)
+                assert server.communicate(timeout=20)[0].strip() == topology.hosts[1].management_ip
+        assert left_behind(topology.prefix) == []
+
+    def test_management_needs_a_namespace_for_the_switch(self) -> None:
+        with pytest.raises(SwitchError, match="it needs one of its own"):
+            Topology(1, management=True)
+
+    def test_wire_ends_are_silent_and_without_offloads(self) -> None:
+        with Topology(2, switch_netns=True, wire_netns=True) as topology:
+            assert topology.wire_netns is not None
+            assert interfaces(topology.wire_netns) == {"lo", "a1", "b1", "a2", "b2"}
+            for end in ("a1", "b2"):
+                offloads = netns.call(topology.wire_netns, lambda name=end: read_offloads(name))
+                assert offloads
+                assert not any(offloads.values())
+            for host in topology.hosts:
+                assert interfaces(host.netns) == {"lo", "eth0"}
+        assert left_behind(topology.prefix) == []
+
+    def test_stays_when_told_and_is_removed_by_another(self) -> None:
+        arguments: dict[str, Any] = {"switch_netns": True, "management": True, "wire_netns": True}
+        with Topology(2, **arguments) as topology:
+            topology.leave()
+        assert set(left_behind(topology.prefix)) == set(topology.namespaces)
+        same = Topology(2, prefix=topology.prefix, **arguments)
+        spared = topology.hosts[1].netns
+        same.remove(lambda name: name != spared)
+        assert left_behind(topology.prefix) == [spared]
+        same.remove()
+        assert left_behind(topology.prefix) == []
+        same.remove()
+
+
+@pytest.mark.netns
+@needs_root
 def test_call_in_a_namespace_brings_errors_back() -> None:
     with Topology(1) as topology, pytest.raises(ZeroDivisionError):
         netns.call(topology.hosts[0].netns, lambda: 1 // 0)

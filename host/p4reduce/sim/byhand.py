@@ -12,7 +12,7 @@ from p4reduce.constants import HEADER_BYTES, UDP_PORT
 from p4reduce.core.batch import ReceiveBatch, SendBatch
 from p4reduce.core.bucket import Bucket
 from p4reduce.core.worker import WorkerCore
-from p4reduce.quantize import LaneFormat, block_exponents, dequantize, quantize
+from p4reduce.quantize import Exponents, LaneFormat, block_exponents, dequantize, quantize
 from p4reduce.sim.network import Datagram
 from p4reduce.sim.runner import SWITCH_IP, Scenario, Simulation, core_config, membership
 from p4reduce.sim.switch import ReferenceSwitch, SwitchModel
@@ -99,10 +99,16 @@ class ByHand:
                     self.to_worker(to, answer)
 
 
-def direct(vectors: list[Vector], *, block: int = 256, mean: bool = False) -> Vector:
-    """What every rank must get, bit by bit: the integers of all vectors added without any protocol."""
+def direct(
+    vectors: list[Vector], *, block: int = 256, mean: bool = False, exponents: Exponents | None = None
+) -> Vector:
+    """What every rank must get, bit by bit: the integers of all vectors added without any protocol.
+
+    `exponents`: what the ranks agreed upon, if not the largest of every block.
+    """
     fmt = LaneFormat(32, len(vectors), block)
-    exponents = np.max([block_exponents(vector, block) for vector in vectors], axis=0)
+    if exponents is None:
+        exponents = np.max([block_exponents(vector, block) for vector in vectors], axis=0)
     total = np.zeros(len(vectors[0]), dtype=np.uint32)
     lanes = np.empty_like(total)
     for vector in vectors:

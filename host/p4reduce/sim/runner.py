@@ -53,6 +53,8 @@ class Scenario:
     block: int = 256
     first_bucket: int = 0
     first_chunk: int = 0
+    group: int = GROUP
+    stats: int = STATS
 
 
 def core_config(scenario: Scenario, rank: int) -> CoreConfig:
@@ -80,7 +82,7 @@ def membership(scenario: Scenario) -> Membership:
         Member(rank, rank + 1, FIRST_IP + rank, FIRST_UDP_PORT + rank) for rank in range(scenario.world_size)
     )
     slots = scenario.or_slots + scenario.add_slots
-    return Membership(scenario.epoch, members, scenario.pool_base, slots, GROUP, STATS)
+    return Membership(scenario.epoch, members, scenario.pool_base, slots, scenario.group, scenario.stats)
 
 
 class Node:
