@@ -38,8 +38,9 @@ control ReduceIngress(inout headers_t hdr, inout metadata_t meta, inout standard
                 }
             }
             reply.apply(hdr, meta, standard_metadata, outcome, reason);
-        } else if (hdr.udp.isValid() && hdr.udp.dst_port == P4REDUCE_UDP_PORT) {
-            /* Too short to hold the header: nobody can be answered. */
+        } else if (hdr.udp.isValid() &&
+                   (hdr.udp.dst_port == P4REDUCE_UDP_PORT || hdr.udp.src_port == P4REDUCE_UDP_PORT)) {
+            /* Too short to hold the header, so nobody can be answered; or made to look like an answer of the switch. */
             mark_to_drop(standard_metadata);
         } else {
             forward.apply(hdr, standard_metadata);

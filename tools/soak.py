@@ -282,7 +282,11 @@ def _entries(switch: EmbeddedSwitch) -> dict[str, int]:
     if plane is None or engine is None:
         return {}
     with plane.lock:
-        found = {name: len(list(table.entries())) for name, table in engine.tables.items()}
+        # Row 0 is the controller's mark above all epochs granted, which stays.
+        found = {
+            name: sum(1 for entry in table.entries() if not (name.endswith(".epochs") and entry.params == (0,)))
+            for name, table in engine.tables.items()
+        }
         return found | {"multicast groups": len(engine.multicast_groups)}
 
 

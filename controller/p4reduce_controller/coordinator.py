@@ -132,6 +132,8 @@ class Coordinator:
     def withdraw(self, number: int) -> None:
         """The client of a Join is gone."""
         self._act(lambda now: self._jobs.withdraw(number, now))
+        # Nobody reads the answer, but the RPC's thread waits for one.
+        self._send(number, Refusal(Code.CANCELLED, "the client is gone"))
 
     def leave(self, job: str, epoch: int, rank: int, number: int) -> None:
         """The answer comes to the mailbox: a LeaveReply or a Refusal."""

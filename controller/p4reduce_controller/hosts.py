@@ -259,6 +259,11 @@ def _check_host(host: Host, where: str) -> None:
         raise ConfigError(f"{where}: port must be from 1 to {MAX_PORT}, not {host.port}")
     if host.endpoint is not None:
         _check_ip(host.endpoint[0], where, "endpoint")
+        if not IPv4Address(host.ip).is_loopback:
+            raise ConfigError(
+                f"{where}: endpoint is for UDP ports of the embedded switch, whose workers sit on 127.0.1.1, 127.0.1.2 "
+                f"and so on: ip is {host.ip}"
+            )
 
 
 def _check_unique(hosts: Hosts) -> None:

@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any
 
 from p4reduce.demo.report import SWITCH_KINDS, DemoOptions, DemoReport
 from p4reduce.errors import UsageError
-from p4reduce.wire import PROFILES
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+_PROFILES = ("w34", "w5")
+"""Names of p4reduce.wire.PROFILES, which brings numpy along: Ctrl-C while that loads would show a traceback."""
 _TITLES = {
     "reference": "plain DDP",
     "reference_other_seed": "plain DDP, another seed",
@@ -48,9 +49,7 @@ def add(commands: Any) -> None:
         "--loss", type=float, default=defaults.loss, metavar="P", help="chance that the switch loses a frame, each way"
     )
     parser.add_argument("--seed", type=int, default=defaults.seed, metavar="N", help="default %(default)s")
-    parser.add_argument(
-        "--profile", choices=sorted(PROFILES), default=defaults.profile, help="frame size (default w34)"
-    )
+    parser.add_argument("--profile", choices=_PROFILES, default=defaults.profile, help="frame size (default w34)")
     parser.add_argument(
         "--timeout", type=float, default=defaults.timeout, metavar="SECONDS", help="give up after (default %(default)g)"
     )
@@ -72,6 +71,8 @@ def run(options: argparse.Namespace) -> int:
         profile=options.profile,
         timeout=options.timeout,
     )
+    if options.json is not None:
+        check_writable(options.json)
     require_packages()
     from rich.console import Console
 
@@ -90,6 +91,28 @@ def run(options: argparse.Namespace) -> int:
     return 0 if report.ranks_bit_identical else 1
 
 
+def check_writable(target: str) -> None:
+    """UsageError when `write_json` could not write there: to be known before the training, not after it.
+
+    Nothing that is there is changed, and nothing new stays.
+    """
+    path = Path(target)
+    if target == "-" or path.is_fifo():  # opening a FIFO would wait for its reader
+        return
+    try:
+        new = not path.exists()
+        with path.open("a"):
+            pass
+        if new:
+            path.unlink()
+    except (OSError, ValueError) as error:  # ValueError: a null byte
+        raise _unwritable(target, error) from None
+
+
+def _unwritable(target: str, error: Exception) -> UsageError:
+    return UsageError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}")
+
+
 def write_json(report: DemoReport, target: str) -> None:
     """Write the report to a file, or to standard output for "-". UsageError when that fails."""
     text = json.dumps(report.as_dict(), indent=2)
@@ -99,7 +122,7 @@ def write_json(report: DemoReport, target: str) -> None:
     try:
         Path(target).write_text(text + "\n")
     except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror}") from None
+        raise _unwritable(target, error) from None
 
 
 @contextmanager

@@ -159,7 +159,6 @@ def test_a_hostile_member_of_another_job_changes_no_sum_and_stops_nobody(loss: f
     assert "engine_error" not in dropped["drops"]
 
 
-@pytest.mark.xfail(raises=AssertionError, strict=True, reason="the program forwards what pretends to be the switch's")
 def test_a_result_cannot_be_forged_from_another_port() -> None:
     """A host with raw sockets sends a frame that says it is the switch's result, check and all, to a worker's MAC."""
     engine = Engine(pipeline.find("w5").json.read_text())

@@ -16,9 +16,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
-from helpers.runtime import COMPILED, PROGRAMS, Client, Get, Program, refused
+from helpers.runtime import COMPILED, PROGRAMS, Client, Get, Program, group, refused
 from helpers.runtime import Code as GrpcCode
+from p4.v1 import p4runtime_pb2
 
 from p4reduce.errors import SwitchError
 from p4reduce_bmv2 import switch as switch_module
@@ -51,6 +53,21 @@ def ready_line(process: subprocess.Popen[str]) -> Any:
     line = process.stdout.readline()
     assert line, process.communicate()[1]
     return json.loads(line)
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+@pytest.fixture
+def handlers() -> Iterator[None]:
+    """Puts the signal handlers back that a daemon inside this process replaces."""
+    previous = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+    yield
+    for number, handler in previous.items():
+        signal.signal(number, handler)
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -137,6 +154,31 @@ class TestRunning:
             assert process.wait(DEADLINE) == 0
             assert '"rx_frames": 1' in process.stderr.read()
 
+    def test_stop_while_a_huge_request_is_decoded(self) -> None:
+        """Decoding takes many seconds (protobuf here is pure Python) and cannot be interrupted."""
+        request = p4runtime_pb2.WriteRequest(device_id=0)
+        request.election_id.low = 1
+        request.updates.extend([p4runtime_pb2.Update(type=3, entity=group(5, [(1, 1)]))] * 1000)
+        data = request.SerializeToString()
+        with (
+            daemon_process("--json-ready", "--grpc-server-addr", "127.0.0.1:0") as process,
+            grpc.insecure_channel(ready_line(process)["grpc"]) as channel,
+        ):
+            # Messages of this protocol can be joined byte by byte: 200 000 updates.
+            call = channel.unary_unary("/p4.v1.P4Runtime/Write").future(data * 200, timeout=60)
+            before = cpu_seconds(process.pid)
+            end = time.monotonic() + DEADLINE
+            while cpu_seconds(process.pid) < before + 0.5:
+                assert not call.done()
+                assert time.monotonic() < end
+                time.sleep(0.01)
+            begin = time.monotonic()
+            process.terminate()
+            assert process.wait(DEADLINE) == 0
+            assert time.monotonic() - begin < 4.0  # two, and room for a busy machine
+            assert call.code() == GrpcCode.UNAVAILABLE
+            assert "Traceback" not in process.communicate()[1]
+
     def test_two_switches_side_by_side(self) -> None:
         with (
             daemon_process("--json-ready", "--grpc-server-addr", "127.0.0.1:0") as first,
@@ -190,6 +232,21 @@ class TestRefusals:
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=DEADLINE)
         self.check(done, "interface lo", "root")
 
+    @pytest.mark.usefixtures("handlers")
+    @pytest.mark.parametrize("port", ["\u00b2", "\u0663", "1" * 5000, "-1", ""])
+    def test_grpc_port_that_is_no_number(self, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert daemon.main(["--log-level", "off", "--grpc-server-addr", f"127.0.0.1:{port}"]) == 2
+        assert "is not HOST:PORT" in capsys.readouterr().err
+
+    @pytest.mark.usefixtures("handlers")
+    @pytest.mark.parametrize("port", ["\u00b2", "\u0663", "65536", "+5"])
+    def test_udp_endpoint_port_that_is_no_number(self, port: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert daemon.main(["--log-level", "off", "--udp-port", f"1@127.0.0.1:{port}"]) == 2
+        assert "UDP endpoint" in capsys.readouterr().err
+
+    def test_strange_host_name(self) -> None:
+        self.check(run("--grpc-server-addr", "a" * 80 + ".\u00b2:1"), "cannot listen on")
+
     def test_udp_endpoint_off_loopback(self) -> None:
         self.check(run("--grpc-server-addr", "127.0.0.1:0", "--udp-port", "1@10.0.0.1:5"), "loopback")
 
@@ -208,6 +265,8 @@ class TestRefusals:
     def test_unwritable_ready_file(self, tmp_path: Path) -> None:
         done = run("--grpc-server-addr", "127.0.0.1:0", "--json-ready", str(tmp_path / "no" / "where"))
         self.check(done, "--json-ready")
+        for target in ("999999", "9" * 20):  # descriptors that nobody has
+            self.check(run("--grpc-server-addr", "127.0.0.1:0", "--json-ready", target), "--json-ready")
 
     def test_missing_extra(self, tmp_path: Path) -> None:
         """As if the package p4runtime were not installed, and as if protobuf were too new for it."""
@@ -235,6 +294,12 @@ class TestRefusals:
             (["-i", "lo"], "must be PORT@IFACE"),
             (["-i", "x@lo"], "must be PORT@IFACE"),
             (["--udp-port", "1@"], "must be PORT@ADDR"),
+            (["--udp-port", "\u00b2@127.0.0.1"], "must be PORT@ADDR"),
+            (["-i", f"{'1' * 5000}@lo"], "must be PORT@IFACE"),
+            (["--device-id", "-1"], "is not 0..18446744073709551615"),
+            (["--device-id", "1" + "0" * 23], "is not 0..18446744073709551615"),
+            (["--device-id", "18446744073709551616"], "is not 0..18446744073709551615"),
+            (["--device-id", "\u00b2"], "is not 0..18446744073709551615"),
             (["--loss", "1"], "not in [0, 1)"),
             (["--loss", "much"], "invalid"),
             (["--no-p4", "x.json"], "exclude"),

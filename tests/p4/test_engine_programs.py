@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 from helpers import engine_bmv2
-from helpers.engine_cases import CASES, Case
+from helpers.engine_cases import CASES as SHARED_CASES
+from helpers.engine_cases import Case
 from helpers.engine_cases.model import case, insert, send
 
 from p4reduce_bmv2.embedded import program
@@ -20,6 +21,31 @@ from p4reduce_bmv2.embedded.engine import Engine
 
 COMPILED = Path(__file__).parent / "programs" / "compiled"
 FRAMES = list[tuple[int, bytes]]
+CASES = [
+    *SHARED_CASES,
+    case(
+        "const_default",
+        "a table whose only content is a default action that the program fixes",
+        [insert("keyed", (1,), "mark", (0x44,))],
+        send(1, "01 22 0000 00000000", (3, "02 44 0000 00000000")),
+        send(1, "02 22 0000 00000000", (3, "03 22 0000 00000000")),
+    ),
+    case(
+        "error_key",
+        "NoError and PacketTooShort take the default way",
+        [],
+        send(2, "01 22 0000 00000000 00*8", (1, "01 22 0000 00000000 00*8")),
+        send(2, "01 22 0000 00000000", (1, "01 22 0000 00000000")),
+    ),
+    case(
+        "error_key",
+        "PacketTooShort goes elsewhere",
+        [insert("by_error", (1,), "forward", (4,))],
+        send(2, "01 22 0000 00000000 00*8", (1, "01 22 0000 00000000 00*8")),
+        send(2, "01 22 0000 00000000", (4, "01 22 0000 00000000")),
+        embedded_only="simple_switch_grpc takes P4Info's width of an error field, which is 0, and refuses every entry",
+    ),
+]
 
 
 def load(name: str) -> Engine:

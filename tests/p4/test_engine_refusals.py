@@ -308,6 +308,14 @@ def nested(depth: int) -> Program:
     return root
 
 
+@pytest.mark.parametrize("text", ["[" * 20000, "[" * 20000 + "]" * 20000, '{"a":' * 20000 + "1" + "}" * 20000])
+def test_deep_json_is_no_program(text: str) -> None:
+    for source in (text, text.encode()):
+        with pytest.raises(ProgramError, match="nested too deeply") as caught:
+            Engine(source)
+        assert not isinstance(caught.value, UnsupportedProgram)
+
+
 def test_deep_expressions_work_or_are_refused() -> None:
     engine = Engine(nested(250))
     engine.tables["Run.t"].insert((1,), "Run.forward", (2, 0))

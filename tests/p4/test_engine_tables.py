@@ -51,6 +51,10 @@ def test_a_table_describes_itself() -> None:
 def test_tables_that_the_compiler_made_are_hidden() -> None:
     assert set(load("exact").tables) == {"Run.t"}
     assert set(load("default_action").tables) == {"Run.t", "Run.keyless"}
+    # The JSON cannot tell this keyless table of the author's from those; whoever has the P4Info can.
+    engine = load("const_default")
+    assert set(engine.tables) == {"Run.keyed"}
+    assert {"Run.keyed", "Run.keyless"} < set(engine.all_tables)
 
 
 def test_life_of_an_entry() -> None:

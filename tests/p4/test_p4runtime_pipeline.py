@@ -4,11 +4,35 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
-from helpers.runtime import DELETE, INSERT, KINDS, MODIFY, Client, Code, Get, Program, Set, group, refused, running
+from helpers.runtime import (
+    DEADLINE,
+    DELETE,
+    INSERT,
+    KINDS,
+    MODIFY,
+    PROGRAMS,
+    Client,
+    Code,
+    Get,
+    Program,
+    Set,
+    group,
+    refused,
+    running,
+)
+from p4.config.v1.p4info_pb2 import Preamble as P4InfoPreamble
 from p4.v1 import p4runtime_pb2
+
+from p4reduce_bmv2.embedded.p4runtime import entities
+from p4reduce_bmv2.embedded.p4runtime.device import Device
+from p4reduce_bmv2.embedded.p4runtime.pipeline import Pipeline
+from p4reduce_bmv2.embedded.p4runtime.status import MAX_TEXT
+from p4reduce_bmv2.embedded.p4runtime.stubs import Message
 
 
 @pytest.fixture(params=KINDS)
@@ -156,7 +180,7 @@ def test_unspecified_action(client: Client, program: Program) -> None:
         client.set_pipeline(Set.UNSPECIFIED, program.config())
 
 
-@pytest.mark.parametrize("text", [b"", b"no JSON", b"{}", b"[]", b"\xff\xfe"])
+@pytest.mark.parametrize("text", [b"", b"no JSON", b"{}", b"[]", b"\xff\xfe", b"[" * 20000])
 def test_broken_device_config(embedded: Client, program: Program, text: bytes) -> None:
     config = program.config()
     config.p4_device_config = text
@@ -211,6 +235,72 @@ def test_p4info_that_differs(embedded: Client, program: Program, change: str) ->
         table.implementation_id = 5
     with refused(Code.INVALID_ARGUMENT):
         embedded.set_pipeline(Set.VERIFY_AND_COMMIT, config)
+
+
+@pytest.mark.parametrize("kind", ["tables", "actions", "counters", "direct_counters"])
+@pytest.mark.parametrize("same", ["id", "name"])
+def test_p4info_with_two_of_one_id_or_name(embedded: Client, program: Program, kind: str, same: str) -> None:
+    config = program.config()
+    objects = getattr(config.p4info, kind)
+    again = objects.add()
+    again.CopyFrom(objects[0])
+    if same == "id":
+        again.preamble.name += "x"
+    else:
+        again.preamble.id += 1
+    with refused(Code.INVALID_ARGUMENT) as caught:
+        embedded.set_pipeline(Set.VERIFY_AND_COMMIT, config)
+    assert "twice" in caught.value.details()
+
+
+def test_p4info_with_two_match_fields_of_one_id(embedded: Client, program: Program) -> None:
+    config = program.config()
+    table = next(item for item in config.p4info.tables if len(item.match_fields) > 1)
+    table.match_fields[1].id = table.match_fields[0].id
+    with refused(Code.INVALID_ARGUMENT) as caught:
+        embedded.set_pipeline(Set.VERIFY_AND_COMMIT, config)
+    assert "two match fields" in caught.value.details()
+
+
+def test_author_s_table_that_is_all_const_default(client: Client) -> None:
+    """In the JSON it looks like a table that the compiler made."""
+    program = Program.load(PROGRAMS / "compiled/const_default.json", PROGRAMS / "compiled/const_default.p4info.txtpb")
+    client.push(program)
+    (found,) = client.read(program.entry("keyless", is_default_action=True))
+    assert [param.value for param in found.table_entry.action.action.params] == [b"\x03"]
+    assert client.read(program.entry("keyless")) == []
+    change = program.entry("keyless", None, "forward", [b"\x01"], is_default_action=True)
+    assert client.write((MODIFY, change)) == [Code.PERMISSION_DENIED]
+
+
+def test_keyless_table_that_the_compiler_dissolved(client: Client, program: Program) -> None:
+    """p4c removes such a table where its default action does nothing, and leaves it in the P4Info."""
+    config = program.config()
+    config.p4info.tables.add(size=1024).preamble.MergeFrom(P4InfoPreamble(id=0x2FFFFFF, name="gone", alias="gone"))
+    client.set_pipeline(Set.VERIFY_AND_COMMIT, config)
+    entity = p4runtime_pb2.Entity()
+    entity.table_entry.table_id = 0x2FFFFFF
+    assert client.write((INSERT, entity)) != [Code.OK]
+
+
+def error_key() -> Program:
+    return Program.load(PROGRAMS / "compiled/error_key.json", PROGRAMS / "compiled/error_key.p4info.txtpb")
+
+
+def test_key_of_type_error_loads(client: Client) -> None:
+    client.push(error_key())
+
+
+def test_key_of_type_error_has_the_width_of_the_json(embedded: Client) -> None:
+    """simple_switch_grpc believes the width 0 of the P4Info and refuses every value."""
+    program = error_key()
+    (table,) = program.p4info.tables
+    assert table.match_fields[0].bitwidth == 0
+    embedded.push(program)
+    entry = program.entry("by_error", {"m.problem": b"\x01"}, "forward", [b"\x04"])
+    wide = program.entry("by_error", {"m.problem": b"\x01" + bytes(4)}, "forward", [b"\x04"])
+    assert embedded.write((INSERT, entry), (INSERT, wide)) == [Code.OK, Code.INVALID_ARGUMENT]
+    assert embedded.read(program.entry("by_error")) == [entry]
 
 
 def test_wrong_device_id_everywhere(embedded: Client, program: Program) -> None:
@@ -278,6 +368,86 @@ def test_large_batch_keeps_its_details(embedded: Client, program: Program) -> No
     embedded.push(program)
     updates = [(DELETE, program.entry("routes", {"a": (bytes([9, n, 0, 0]), 16)})) for n in range(120)]
     assert embedded.write(*updates) == [Code.NOT_FOUND] * 120
+
+
+@pytest.mark.parametrize("count", [200, 5000])
+def test_huge_batch_names_its_first_error(embedded: Client, program: Program, count: int) -> None:
+    """Beyond that the client would lose the whole status, and see no more than that its stream was removed."""
+    embedded.push(program)
+    updates = [(DELETE, program.entry("routes", {"a": (bytes([9, n >> 8, n & 255, 0]), 24)})) for n in range(count)]
+    updates[0] = (INSERT, program.entry("routes", {"a": (b"\x0a\0\0\0", 8)}, "send", [b"\x01"]))
+    request = p4runtime_pb2.WriteRequest(device_id=0)
+    request.election_id.low = 1
+    for kind, entity in updates:
+        request.updates.add(type=kind, entity=entity)
+    with refused(Code.UNKNOWN) as caught:
+        embedded.stub.Write(request, timeout=DEADLINE)
+    assert caught.value.details().startswith(f"{count - 1} of {count} updates failed, too many to list")
+    assert "updates[1]: NOT_FOUND: table" in caught.value.details()
+    assert "grpc-status-details-bin" not in dict(caught.value.trailing_metadata())
+    # Every update was tried all the same.
+    assert len(embedded.read(program.entry("routes"))) == 1
+
+
+def test_long_message_is_cut(embedded: Client, program: Program) -> None:
+    decoded = json.loads(program.json)
+    action = next(item for item in decoded["actions"] if item["name"].endswith("send"))
+    action["primitives"] += [{"op": f"trans\u00f6morgrify{n}", "parameters": []} for n in range(2000)]
+    config = program.config()
+    config.p4_device_config = json.dumps(decoded).encode()
+    with refused(Code.INVALID_ARGUMENT) as caught:
+        embedded.set_pipeline(Set.VERIFY_AND_COMMIT, config)
+    details = caught.value.details()
+    assert "2000 unsupported" in details
+    assert details.endswith("...")
+    assert 2000 < len(details) < MAX_TEXT
+
+
+def test_defect_is_logged_and_internal(
+    embedded: Client, program: Program, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("secret")
+
+    embedded.push(program)
+    monkeypatch.setattr(entities, "write", fail)
+    monkeypatch.setattr(entities, "read", fail)
+    for call in (lambda: embedded.write((INSERT, group(5))), lambda: embedded.read(group(5))):
+        caplog.clear()
+        with refused(Code.INTERNAL) as caught:
+            call()
+        assert "ZeroDivisionError" in caught.value.details()
+        assert "secret" not in caught.value.details()
+        # One record of ours, none of gRPC's own about an exception in a handler.
+        assert [(r.name.split(".")[0], r.exc_info is not None) for r in caplog.records] == [("p4reduce_bmv2", True)]
+    monkeypatch.setattr(Device, "packet_out", fail)
+    embedded.packet_out(b"x", {})
+    assert embedded.end() == Code.INTERNAL
+
+
+def test_switch_stops_in_the_middle_of_a_large_write(program: Program, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = threading.Event()
+    real = entities.write
+
+    def slow(pipeline: Pipeline, update: Message) -> None:
+        begun.set()
+        time.sleep(0.001)  # so that the whole batch would take far longer than the switch may
+        real(pipeline, update)
+
+    monkeypatch.setattr(entities, "write", slow)
+    request = p4runtime_pb2.WriteRequest(device_id=0)
+    request.election_id.low = 1
+    update = p4runtime_pb2.Update(type=DELETE, entity=group(5))
+    request.updates.extend([update] * 30_000)
+    with running("embedded") as address:
+        client = Client(address, 1)
+        client.push(program)
+        call = client.stub.Write.future(request, timeout=60)
+        assert begun.wait(DEADLINE)
+        start = time.monotonic()
+    assert time.monotonic() - start < 3.0
+    assert call.code() in (Code.UNAVAILABLE, Code.CANCELLED)
+    client.close()
 
 
 def test_switch_ends_streams_when_it_stops(program: Program) -> None:

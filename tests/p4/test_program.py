@@ -433,6 +433,16 @@ def test_foreign_traffic_is_forwarded_unchanged(pair: SwitchUnderTest) -> None:
     assert pair.counters(0) == counts()
 
 
+def test_nobody_but_the_switch_sends_answers(pair: SwitchUnderTest, words: int) -> None:
+    """Checks and signatures are public, so a result that another port could send would be believed."""
+    pair.insert("forward", {"dst_mac": B.mac_number}, "to_port", {"port": B.port})
+    header = wire.make_header(kind=Kind.RESULT, words=words, epoch=EPOCH, rank=1, count_or_reason=2, tag=TAG)
+    link = Ether(src=SWITCH_MAC, dst=B.mac) / IP(src=SWITCH_IP, dst=B.ip)
+    forged = link / UDP(sport=constants.UDP_PORT, dport=B.udp_port) / Raw(header + words_of(5, words))
+    assert pair.send(STRANGER.port, bytes(forged)) == []
+    assert pair.send(A.port, bytes(forged)) == []
+
+
 def test_unknown_destination_is_dropped(pair: SwitchUnderTest) -> None:
     frame = bytes(Ether(src=A.mac, dst="02:00:00:00:00:99") / IP(src=A.ip, dst="10.0.0.9") / TCP() / Raw(b"x"))
     assert pair.send(A.port, frame) == []

@@ -48,8 +48,10 @@ def test_endpoints_make_the_mac_optional() -> None:
 
 def test_loopback_needs_an_endpoint_and_a_loopback_address_everywhere() -> None:
     text = SWITCH + '[[host]]\nname = "a"\nip = "127.0.1.1"\nport = 7\nendpoint = "127.0.0.1:40001"\n'
+    assert parse(text).loopback
     assert not parse(text + HOST).loopback
-    assert not parse(SWITCH + HOST + 'endpoint = "127.0.0.1:40001"\n').loopback
+    with pytest.raises(ConfigError, match=r"\(h1\): endpoint is for UDP ports of the embedded switch.*ip is 10\.0\.0\.1"):
+        parse(SWITCH + HOST + 'endpoint = "127.0.0.1:40001"\n')
 
 
 def test_a_switch_behind_a_unix_socket() -> None:
@@ -117,7 +119,7 @@ def test_mistakes_name_file_entry_and_remedy(name: str) -> None:
 def test_two_hosts_must_not_share_an_endpoint() -> None:
     endpoint = 'endpoint = "127.0.0.1:40001"\n'
     with pytest.raises(ConfigError, match="have the same endpoint"):
-        parse(SWITCH + HOST + endpoint + SECOND + endpoint)
+        parse((SWITCH + HOST + endpoint + SECOND + endpoint).replace('ip = "10.0.0.', 'ip = "127.0.1.'))
 
 
 def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:

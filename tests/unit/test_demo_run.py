@@ -181,7 +181,12 @@ def test_the_report_sees_ranks_that_differ_and_losses_that_drift() -> None:
         ({"loss": 1.0}, "loss 1.0"),
         ({"loss": float("nan")}, "loss nan"),
         ({"seed": -1}, "seed -1"),
+        ({"seed": 1 << 31}, "seed 2147483648"),
+        ({"seed": 10**30}, "seed 1"),
         ({"timeout": 0.0}, "timeout 0.0"),
+        ({"timeout": -1.0}, "timeout -1.0"),
+        ({"timeout": float("nan")}, "timeout nan"),
+        ({"timeout": float("inf")}, "timeout inf"),
     ],
 )
 def test_options_that_make_no_sense(wrong: dict[str, Any], text: str) -> None:

@@ -7,6 +7,7 @@ Exit codes: 0 stopped by SIGTERM or SIGINT, 1 failed while running, 2 could not 
 from __future__ import annotations
 
 import argparse
+import errno
 import json
 import logging
 import os
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p4reduce.errors import P4ReduceError, SwitchError
+from p4reduce_bmv2.embedded.numerals import MAX_DEVICE_ID, decimal
 
 if TYPE_CHECKING:
     from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
@@ -27,6 +29,7 @@ log = logging.getLogger("p4reduce_bmv2.embedded.daemon")
 EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_NOT_STARTED = 2
+_MAX_DESCRIPTOR = (1 << 31) - 1
 
 
 class _Numbered(argparse.Action):
@@ -39,13 +42,14 @@ class _Numbered(argparse.Action):
         values: str | Sequence[object] | None,
         option_string: str | None = None,
     ) -> None:
-        number, at, text = str(values).partition("@")
-        if not at or not number.isdigit() or not text:
+        digits, at, text = str(values).partition("@")
+        number = decimal(digits)
+        if not at or number is None or not text:
             parser.error(f"{option_string} {values}: must be PORT@{self.metavar_end}")
         chosen: dict[int, str] = getattr(namespace, self.dest)
-        if int(number) in namespace.interfaces or int(number) in namespace.udp_ports:
+        if number in namespace.interfaces or number in namespace.udp_ports:
             parser.error(f"{option_string} {values}: port {number} is given twice")
-        chosen[int(number)] = text
+        chosen[number] = text
 
     @property
     def metavar_end(self) -> str:
@@ -57,6 +61,13 @@ def _probability(text: str) -> float:
     value = float(text)
     if not 0.0 <= value < 1.0:
         raise argparse.ArgumentTypeError(f"{text} is not in [0, 1)")
+    return value
+
+
+def _device_id(text: str) -> int:
+    value = decimal(text)
+    if value is None or value > MAX_DEVICE_ID:
+        raise argparse.ArgumentTypeError(f"{text} is not 0..{MAX_DEVICE_ID} (P4Runtime has 64 bits for it)")
     return value
 
 
@@ -88,7 +99,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--grpc-server-addr", metavar="ADDR:PORT", default="127.0.0.1:9559", help="default: %(default)s"
     )
-    parser.add_argument("--device-id", type=int, metavar="N", default=0, help="P4Runtime device id (default: 0)")
+    parser.add_argument("--device-id", type=_device_id, metavar="N", default=0, help="P4Runtime device id (default: 0)")
     parser.add_argument("--cpu-port", type=int, metavar="PORT", help="port number of packet-in and packet-out")
     parser.add_argument(
         "--loss", type=_probability, metavar="P", default=0.0, help="drop this share of frames each way"
@@ -161,10 +172,16 @@ def _run(arguments: argparse.Namespace) -> int:
             _announce(switch, arguments.json_ready, arguments.device_id)
         stop.wait()
         _log_counters(switch)
+    code = EXIT_STOPPED
     if failures:
         sys.stderr.write(f"p4reduce-switch: stopped by an error: {failures[0]!r}\n")
-        return EXIT_FAILED
-    return EXIT_STOPPED
+        code = EXIT_FAILED
+    if switch.calls_linger:
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    return code
 
 
 def _announce(switch: EmbeddedSwitch, target: str, device_id: int) -> None:
@@ -180,8 +197,10 @@ def _announce(switch: EmbeddedSwitch, target: str, device_id: int) -> None:
         if target == "-":
             sys.stdout.write(line)
             sys.stdout.flush()
-        elif target.isdigit():
-            with os.fdopen(int(target), "w") as stream:
+        elif (descriptor := decimal(target)) is not None:
+            if descriptor > _MAX_DESCRIPTOR:
+                raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+            with os.fdopen(descriptor, "w") as stream:
                 stream.write(line)
         else:
             # Written aside and renamed, so that a reader never sees half a line.

@@ -88,7 +88,7 @@ class Names:
     def fresh(self, hint: str) -> str:
         """A new identifier that resembles the hint."""
         base = re.sub(r"[^0-9A-Za-z_]+", "_", hint).strip("_") or "x"
-        base = base if not base[0].isdigit() else f"x{base}"
+        base = base if not "0" <= base[0] <= "9" else f"x{base}"
         name = f"{base}_"
         count = 1
         while name in self._taken:

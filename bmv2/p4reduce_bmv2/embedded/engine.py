@@ -51,15 +51,20 @@ class Engine:
         try:
             loaded = load(program)
             generated = generate(loaded)
-        except RecursionError:
+            code = compile(generated.source, "<p4 program>", "exec")
+        except (RecursionError, MemoryError):  # what the compiler raises for brackets too deep
             raise UnsupportedProgram(["expressions or states nested deeper than Python's stack"]) from None
         self.cpu_port = cpu_port
         """The port of packet-in and packet-out; frames for it come out of process() like any other port's."""
         self.stats = EngineStats()
         nodes = [n for p in loaded.pipelines.values() for n in p.nodes.values() if isinstance(n, TableNode)]
-        self._all_tables = {n.name: _make_table(n) for n in nodes}
-        self.tables = {n.name: self._all_tables[n.name] for n in nodes if n.keys or not n.default_const}
-        """Tables that a control plane may see, by their names in the JSON (which are the names in P4Info)."""
+        self.all_tables = {n.name: _make_table(n) for n in nodes}
+        """Every table by its name in the JSON, which is its name in P4Info if the author declared it.
+
+        The JSON does not tell the author's tables from those that the compiler made; P4Info lists the former only.
+        """
+        self.tables = {n.name: self.all_tables[n.name] for n in nodes if n.keys or not n.default_const}
+        """Of these the tables in which there is something to change: for use without a P4Info."""
         self.counters = {c.name: CounterArray(c.name, c.size) for c in loaded.counters.values() if not c.direct}
         """Indirect counters by name. Direct counters are in the entries of their tables."""
         self.registers = {r.name: [0] * r.size for r in loaded.registers.values()}
@@ -75,7 +80,7 @@ class Engine:
         """The Python text that runs packets, for debugging."""
         self._passes = generated.passes
         scope: dict[str, Any] = {}
-        exec(compile(generated.source, "<p4 program>", "exec"), scope)  # our own text, made above
+        exec(code, scope)  # our own text, made above
         bound = {name: self._resolve(wanted) for name, wanted in generated.bound.items()}
         self._run: Callable[..., Output] = scope["make"](**bound)
 
@@ -89,9 +94,9 @@ class Engine:
         if kind in ("packets", "bytes"):
             return getattr(self.counters[name], kind)
         if kind == "lookup":
-            return self._all_tables[name].lookup
+            return self.all_tables[name].lookup
         if kind == "default":
-            return self._all_tables[name].default_cell
+            return self.all_tables[name].default_cell
         if kind in ("pack", "unpack"):
             layout = struct.Struct(name)
             return layout.pack if kind == "pack" else layout.unpack_from

@@ -49,6 +49,8 @@ def load(source: Mapping[str, Any] | str | bytes) -> Program:
             root = json.loads(source)
         except ValueError as error:
             raise ProgramError(f"not JSON: {error}") from None
+        except RecursionError:
+            raise ProgramError("the JSON is nested too deeply to be a program") from None
     else:
         root = dict(source) if isinstance(source, Mapping) else source
     if not isinstance(root, dict):

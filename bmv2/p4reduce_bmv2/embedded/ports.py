@@ -19,6 +19,7 @@ from typing import Protocol
 
 from p4reduce.constants import UDP_PORT
 from p4reduce.errors import SwitchError
+from p4reduce_bmv2.embedded.numerals import decimal
 
 ETHERTYPE_IPV4 = b"\x08\x00"
 HEADERS_BYTES = 14 + 20 + 8
@@ -91,14 +92,16 @@ def synthetic_mac(address: bytes) -> bytes:
 def parse_endpoint(text: str) -> tuple[str, int]:
     """Split ADDR[:UDPPORT]; the address must be IPv4 loopback, a missing port is 0 (any free one). SwitchError."""
     host, _, port = text.partition(":")
+    number = decimal(port or "0")
     try:
         address = ipaddress.IPv4Address(host)
-        number = int(port or "0")
     except ValueError:
-        raise SwitchError(f"UDP endpoint {text!r} is not ADDR[:UDPPORT]") from None
+        number = None
+    if number is None:
+        raise SwitchError(f"UDP endpoint {text!r} is not ADDR[:UDPPORT]")
     if not address.is_loopback:
         raise SwitchError(f"UDP endpoint {text!r} is not on loopback (127.0.0.0/8): UDP ports are for one machine only")
-    if not 0 <= number <= 65535:
+    if number > 65535:
         raise SwitchError(f"UDP endpoint {text!r}: the UDP port is not 0..65535")
     return str(address), number
 

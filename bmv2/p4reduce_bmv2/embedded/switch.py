@@ -11,6 +11,7 @@ from typing import Any
 
 from p4reduce.errors import SwitchError
 from p4reduce_bmv2.embedded.dataplane import DataPlane
+from p4reduce_bmv2.embedded.numerals import MAX_DEVICE_ID
 from p4reduce_bmv2.embedded.p4runtime.device import Device
 from p4reduce_bmv2.embedded.p4runtime.server import P4RuntimeServer
 from p4reduce_bmv2.embedded.p4runtime.status import Refused
@@ -54,6 +55,8 @@ class EmbeddedSwitch:
         self._data_plane: DataPlane | None = None
         self._device: Device | None = None
         self._server: P4RuntimeServer | None = None
+        self.calls_linger = False
+        """After stop(): a call could not be ended. Python waits for its thread at exit, perhaps for many seconds."""
         self._endpoints: dict[int, tuple[str, int]] = {}
         self._check_numbers()
 
@@ -72,6 +75,8 @@ class EmbeddedSwitch:
             raise SwitchError(f"CPU port {self._cpu_port} is not 1..{MAX_PORT}")
         if self._cpu_port in self._udp_ports or self._cpu_port in self._interfaces:
             raise SwitchError(f"port {self._cpu_port} is the CPU port and cannot have a link")
+        if not 0 <= self._device_id <= MAX_DEVICE_ID:
+            raise SwitchError(f"device id {self._device_id} is not 0..{MAX_DEVICE_ID}")
         if not 0.0 <= self._loss < 1.0:
             raise SwitchError(f"loss {self._loss} is not in [0, 1)")
 
@@ -117,7 +122,7 @@ class EmbeddedSwitch:
     def stop(self) -> None:
         """Close everything; may be called again."""
         if self._server is not None:
-            self._server.stop()
+            self.calls_linger = not self._server.stop()
             self._server = None
         if self._data_plane is not None:
             self._data_plane.stop()

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
@@ -14,6 +15,8 @@ SWITCH_KINDS: tuple[SwitchKind, ...] = ("auto", "embedded", "bmv2")
 _CAUSES = ("timeout", "early", "integrity")
 MAX_WORKERS = 32
 """The demo's batch has 32 windows of text, at least one for every worker."""
+
+MAX_SEED = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +45,10 @@ class DemoOptions:
             raise ConfigError(f"{self.steps} steps: at least one is needed")
         if not 0.0 <= self.loss < 1.0:
             raise ConfigError(f"loss {self.loss}: a probability from 0 to below 1 is needed")
-        if self.seed < 0:
-            raise ConfigError(f"seed {self.seed}: a number from 0 on is needed")
-        if self.timeout <= 0:
-            raise ConfigError(f"timeout {self.timeout}: a number of seconds above 0 is needed")
+        if not 0 <= self.seed <= MAX_SEED:
+            raise ConfigError(f"seed {self.seed}: a number from 0 to {MAX_SEED} is needed")
+        if not 0.0 < self.timeout < math.inf:
+            raise ConfigError(f"timeout {self.timeout}: a finite number of seconds above 0 is needed")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,13 @@ import json
 import os
 import selectors
 import sys
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from pathlib import Path
 from typing import IO, Any, Protocol
 
 from p4reduce.demo import labs
+from p4reduce.demo.folders import scratch_folder
 from p4reduce.demo.labs import Lab
 from p4reduce.demo.processes import Child, Children
 from p4reduce.demo.report import DemoOptions, DemoReport, build_report
@@ -64,7 +63,7 @@ def run_demo(options: DemoOptions, watcher: Watcher) -> DemoReport:
     started = time.monotonic()
     deadline = started + options.timeout
     with ExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="p4reduce-demo-")))
+        folder = stack.enter_context(scratch_folder())
         # Namespaces must outlive the processes in them, so the lab is left after the children are gone.
         lab = stack.enter_context(labs.choose(options, folder, watcher.note))
         children = stack.enter_context(Children(folder))

@@ -36,6 +36,7 @@ def read(pipeline: Pipeline, request: Message) -> list[Message]:
         with pipeline.lock:
             values = [(cell, counter.array.packets[cell], counter.array.bytes[cell]) for cell in cells]
         for cell, packets, size in values:
+            pipeline.check_running()
             entity = p4runtime_pb2.Entity()
             proto = entity.counter_entry
             proto.counter_id = counter.id
@@ -113,6 +114,7 @@ def _read_table(pipeline: Pipeline, info: TableInfo, request: Message) -> list[M
     units = pipeline.index.direct_counters[info.id]
     entities = []
     for entry in table_entries.select(pipeline, info, request):
+        pipeline.check_running()
         entity = p4runtime_pb2.Entity()
         proto = entity.direct_counter_entry
         table_entries.fill_key(info, entry, proto.table_entry)

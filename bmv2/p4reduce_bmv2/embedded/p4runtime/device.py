@@ -23,6 +23,8 @@ from p4reduce_bmv2.embedded.p4runtime.stubs import Message, p4runtime_pb2
 MAX_QUEUED_PACKETS = 1024
 """Packet-ins that wait for a slow primary; what comes after is dropped. (BMv2 would stall every port instead.)"""
 
+_CLOSE_SECONDS = 0.5
+
 _SetRequest = p4runtime_pb2.SetForwardingPipelineConfigRequest
 _GetRequest = p4runtime_pb2.GetForwardingPipelineConfigRequest
 
@@ -59,6 +61,7 @@ class Device:
         self._go_live = go_live
         self._inject = inject
         self._control = threading.RLock()
+        self._stopping = threading.Event()
         self._arbitration = Arbitration()
         self._primary: Client | None = None
         """What the packet thread, which takes no control lock, may read."""
@@ -123,11 +126,19 @@ class Device:
         client.outgoing.put(message)
 
     def close(self) -> None:
-        """End every stream."""
-        with self._control:
+        """End every stream, and a Write or Read in progress after the entity that it is at.
+
+        Loading a pipeline cannot be interrupted; then the streams are left to the gRPC server, which ends them too.
+        """
+        self._stopping.set()
+        if not self._control.acquire(timeout=_CLOSE_SECONDS):
+            return
+        try:
             for client in self._arbitration.everyone():
                 if isinstance(client, Client):
                     client.outgoing.put(None)
+        finally:
+            self._control.release()
 
     # Pipeline
 
@@ -160,7 +171,7 @@ class Device:
 
     def load(self, config: Message) -> Pipeline:
         """Compile a config without touching the running one."""
-        return load(config, self._lock, seed=self._seed, cpu_port=self.cpu_port)
+        return load(config, self._lock, seed=self._seed, cpu_port=self.cpu_port, stopping=self._stopping)
 
     def preload(self, config: Message) -> None:
         """Commit a config at start-up, without a client."""
@@ -207,7 +218,12 @@ class Device:
             pipeline = self._pipeline()
             if request.atomicity != p4runtime_pb2.WriteRequest.CONTINUE_ON_ERROR:
                 raise Refused(Code.UNIMPLEMENTED, "only CONTINUE_ON_ERROR is implemented, as on simple_switch_grpc")
-            outcomes = [_outcome(pipeline, update) for update in request.updates]
+            outcomes: list[Refused | None] = []
+            for update in request.updates:
+                if self._stopping.is_set():
+                    done = f"{len(outcomes)} of {len(request.updates)} updates were handled"
+                    raise Refused(Code.UNAVAILABLE, f"the switch is stopping: {done}")
+                outcomes.append(_outcome(pipeline, update))
         return batch_status(outcomes)
 
     def read(self, request: Message) -> list[Message]:
@@ -266,7 +282,7 @@ def _outcome(pipeline: Pipeline, update: Message) -> Refused | None:
     try:
         entities.write(pipeline, update)
     except Refused as error:
-        return error
+        return Refused(error.code, error.message)  # without the traceback, which would keep everything of a large batch
     return None
 
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from p4reduce_bmv2.embedded.engine import Engine
@@ -98,11 +99,15 @@ class P4InfoIndex:
     counters: dict[int, CounterInfo] = field(default_factory=dict)
     direct_counters: dict[int, DirectCounterInfo] = field(default_factory=dict)
     """Direct counters by the id of their table."""
+    dissolved: dict[int, str] = field(default_factory=dict)
+    """Names of tables without a key that the device config does not have, by id: there is nothing in them."""
     packet_in: ControllerHeader | None = None
     packet_out: ControllerHeader | None = None
 
     def table(self, table_id: int) -> TableInfo:
-        """Table by id; INVALID_ARGUMENT when the program has none of that id."""
+        """Table by id; INVALID_ARGUMENT when the program has none of that id, or has not kept it."""
+        if table_id in self.dissolved:
+            raise Refused(Code.INVALID_ARGUMENT, f"the compiler has dissolved table {self.dissolved[table_id]}")
         try:
             return self.tables[table_id]
         except KeyError:
@@ -111,11 +116,17 @@ class P4InfoIndex:
 
 def build_index(p4info: Message, engine: Engine) -> P4InfoIndex:
     """Index a P4Info against the engine. INVALID_ARGUMENT when the two are not of one program."""
+    for kind in ("tables", "actions", "counters", "direct_counters"):
+        _refuse_doubles(kind, getattr(p4info, kind))
     index = P4InfoIndex()
     for action in p4info.actions:
         params = tuple((param.id, param.bitwidth) for param in action.params)
         index.actions[action.preamble.id] = ActionInfo(action.preamble.id, action.preamble.name, params)
     for table in p4info.tables:
+        if not table.match_fields and table.preamble.name not in engine.all_tables:
+            # The compiler may dissolve a table without a key into its default action; the P4Info keeps it.
+            index.dissolved[table.preamble.id] = table.preamble.name
+            continue
         index.tables[table.preamble.id] = _table(table, engine, index)
     for counter in p4info.counters:
         name = counter.preamble.name
@@ -136,6 +147,17 @@ def build_index(p4info: Message, engine: Engine) -> P4InfoIndex:
     return index
 
 
+def _refuse_doubles(kind: str, objects: Iterable[Message]) -> None:
+    """An id, or a name, names one object."""
+    ids: set[int] = set()
+    names: set[str] = set()
+    for preamble in (item.preamble for item in objects):
+        if preamble.id in ids or preamble.name in names:
+            raise Refused(Code.INVALID_ARGUMENT, f"P4Info {kind}: {preamble.name} ({preamble.id:#x}) is there twice")
+        ids.add(preamble.id)
+        names.add(preamble.name)
+
+
 def _foreign(what: str) -> Refused:
     return Refused(Code.INVALID_ARGUMENT, f"the P4Info is not of this program: the device config has no {what}")
 
@@ -147,7 +169,7 @@ def _units(spec: Message) -> tuple[bool, bool]:
 
 def _table(proto: Message, engine: Engine, index: P4InfoIndex) -> TableInfo:
     name = proto.preamble.name
-    table = engine.tables.get(name)
+    table = engine.all_tables.get(name)
     if table is None:
         raise _foreign(f"table {name}")
     if proto.implementation_id:
@@ -174,10 +196,13 @@ def _fields(proto: Message, table: Table) -> dict[int, FieldInfo]:
         position = positions[match.name] if by_name else place
         key = table.keys[position]
         match_type = _MATCH_TYPES.get(match.match_type)
-        translated = match.HasField("type_name")
+        # Types without a width of their own, error and string among them, have the width that the compiler chose.
+        any_width = match.HasField("type_name") or not match.bitwidth
         same = match_type == key.match_type or (match_type, key.match_type) == ("optional", "ternary")
-        if match_type is None or not same or (match.bitwidth != key.bitwidth and not translated):
+        if match_type is None or not same or (match.bitwidth != key.bitwidth and not any_width):
             raise _foreign(f"match field {table.name}.{match.name} of {match.bitwidth} bits ({match_type})")
+        if match.id in fields:
+            raise Refused(Code.INVALID_ARGUMENT, f"P4Info: table {table.name} has two match fields {match.id}")
         fields[match.id] = FieldInfo(match.id, match.name, match_type, key.match_type, key.bitwidth, position)
     return fields
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from threading import Event
 
 from p4reduce_bmv2.embedded.engine import Engine
 from p4reduce_bmv2.embedded.errors import ProgramError
@@ -37,6 +38,8 @@ class Pipeline:
     index: P4InfoIndex
     lock: AbstractContextManager[object]
     """Held for every access to the engine; shared with the packet thread."""
+    stopping: Event = field(default_factory=Event)
+    """Set when the switch stops; requests in progress then end early."""
     notes: dict[tuple[int, int], Note] = field(default_factory=dict)
     """By (table id, entry handle)."""
     defaults: dict[int, Note] = field(default_factory=dict)
@@ -44,9 +47,19 @@ class Pipeline:
     groups: dict[int, Message] = field(default_factory=dict)
     sessions: dict[int, Message] = field(default_factory=dict)
 
+    def check_running(self) -> None:
+        """UNAVAILABLE when the switch is stopping. Long requests call this again and again."""
+        if self.stopping.is_set():
+            raise Refused(Code.UNAVAILABLE, "the switch is stopping")
+
 
 def load(
-    config: Message, lock: AbstractContextManager[object], *, seed: int = 0, cpu_port: int | None = None
+    config: Message,
+    lock: AbstractContextManager[object],
+    *,
+    seed: int = 0,
+    cpu_port: int | None = None,
+    stopping: Event | None = None,
 ) -> Pipeline:
     """Load a ForwardingPipelineConfig. INVALID_ARGUMENT names what is broken or not supported."""
     if not config.p4_device_config:
@@ -55,4 +68,4 @@ def load(
         engine = Engine(config.p4_device_config, seed=seed, cpu_port=cpu_port)
     except ProgramError as error:
         raise Refused(Code.INVALID_ARGUMENT, str(error)) from error
-    return Pipeline(config, engine, build_index(config.p4info, engine), lock)
+    return Pipeline(config, engine, build_index(config.p4info, engine), lock, stopping or Event())

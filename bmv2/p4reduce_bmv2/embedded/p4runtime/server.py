@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
@@ -13,9 +14,10 @@ from typing import TypeVar
 import grpc
 
 from p4reduce.errors import SwitchError
+from p4reduce_bmv2.embedded.numerals import decimal
 from p4reduce_bmv2.embedded.p4runtime.arbitration import MAX_CLIENTS
 from p4reduce_bmv2.embedded.p4runtime.device import Client, Device
-from p4reduce_bmv2.embedded.p4runtime.status import Refused
+from p4reduce_bmv2.embedded.p4runtime.status import Code, Refused
 from p4reduce_bmv2.embedded.p4runtime.stubs import Message, p4runtime_pb2, p4runtime_pb2_grpc
 
 log = logging.getLogger(__name__)
@@ -27,6 +29,8 @@ READ_CHUNK = 512
 """Entities per ReadResponse, well below the 4 MiB that a client accepts by default."""
 STOP_GRACE = 0.2
 """Seconds that calls in progress get when the server stops."""
+STOP_WAIT = 0.5
+"""Seconds that gRPC gets after that to report that all calls have ended, and then that their threads get to end."""
 
 KEEPALIVE_MS = 10_000
 
@@ -96,6 +100,8 @@ class _Servicer:
             end = error
         except grpc.RpcError:
             log.debug("a P4Runtime client went away")
+        except Exception as error:
+            end = _unexpected(error)
         client.outgoing.put(end)
 
 
@@ -103,8 +109,17 @@ def _guard(context: grpc.ServicerContext, call: Callable[[Message], _T], request
     try:
         return call(request)
     except Refused as error:
-        context.abort(error.grpc_code, error.message)
-        raise  # abort has raised; this tells the type checker
+        refused = error
+    except Exception as error:
+        refused = _unexpected(error)
+    context.abort(refused.grpc_code, refused.message)
+    raise refused  # abort has raised; this tells the type checker
+
+
+def _unexpected(error: Exception) -> Refused:
+    """A defect of this switch: the log has where, the client only that."""
+    log.error("a P4Runtime request failed by a defect of the switch", exc_info=error)
+    return Refused(Code.INTERNAL, f"a defect of the switch, see its log: {type(error).__name__}")
 
 
 class P4RuntimeServer:
@@ -112,8 +127,10 @@ class P4RuntimeServer:
 
     def __init__(self, device: Device, address: str) -> None:
         self._device = device
+        self._threads = f"p4runtime-{id(self):x}"
+        """Starts the names of the threads that run calls."""
         # Streams hold their threads, other calls share the rest.
-        pool = ThreadPoolExecutor(max_workers=MAX_CLIENTS + 8, thread_name_prefix="p4runtime")
+        pool = ThreadPoolExecutor(max_workers=MAX_CLIENTS + 8, thread_name_prefix=self._threads)
         options = [
             ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
             # Off, or a second switch on the same address would silently take half of the connections.
@@ -137,25 +154,35 @@ class P4RuntimeServer:
         """Accept calls."""
         self._server.start()
 
-    def stop(self) -> None:
-        """End all streams and calls; returns when the address is free again."""
+    def stop(self) -> bool:
+        """End all streams and calls; returns when the address is free again. False when threads of calls are left.
+
+        It takes two seconds at most. What cannot be interrupted by then, the decoding of a huge request or the loading
+        of a program, goes on in threads of its own without effect; but Python will wait for these when it exits.
+        """
         self._device.close()
-        self._server.stop(STOP_GRACE).wait()
-        self._pool.shutdown(wait=True)
+        self._server.stop(STOP_GRACE).wait(STOP_GRACE + STOP_WAIT)
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        deadline = time.monotonic() + STOP_WAIT
+        calls = [thread for thread in threading.enumerate() if thread.name.startswith(self._threads)]
+        for thread in calls:
+            thread.join(max(0.0, deadline - time.monotonic()))
+        return not any(thread.is_alive() for thread in calls)
 
 
 def _check_free(address: str) -> None:
     """Try to bind first: gRPC's own message for a taken port says little and comes with log lines of its C core."""
     if address.startswith("unix:"):
         return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
+    host, _, text = address.rpartition(":")
+    port = decimal(text)
+    if not host or port is None:
         raise SwitchError(f"gRPC address {address!r} is not HOST:PORT")
     host = host.strip("[]")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, int(port)))
-        except (OSError, OverflowError) as error:
+            probe.bind((host, port))
+        except (OSError, OverflowError, ValueError, TypeError) as error:  # the last two: a name that cannot be one
             raise SwitchError(f"cannot listen on {address}: {error}") from error

@@ -33,15 +33,20 @@ class Code(IntEnum):
     OUT_OF_RANGE = 11
     UNIMPLEMENTED = 12
     INTERNAL = 13
+    UNAVAILABLE = 14
 
+
+MAX_TEXT = 4000
+"""Bytes of a message, which travels as metadata too."""
 
 _GRPC_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class Refused(Exception):
-    """A request that the server refuses, with its status code."""
+    """A request that the server refuses, with its status code. A message longer than MAX_TEXT is cut."""
 
     def __init__(self, code: Code, message: str) -> None:
+        message = shortened(message, MAX_TEXT)
         super().__init__(message)
         self.code = code
         self.message = message
@@ -50,6 +55,16 @@ class Refused(Exception):
     def grpc_code(self) -> grpc.StatusCode:
         """The code as gRPC's own enumeration."""
         return _GRPC_CODES[int(self.code)]
+
+
+def shortened(text: str, limit: int) -> str:
+    """`text`, cut where needed to take no more than `limit` bytes in gRPC's grpc-message (percent-encoded UTF-8)."""
+    size = 0
+    for place, letter in enumerate(text):
+        size += 1 if " " <= letter <= "~" and letter != "%" else 3 * len(letter.encode(errors="replace"))
+        if size > limit:
+            return text[:place] + "..."
+    return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,26 +94,51 @@ def engine_refusals() -> Iterator[None]:
 def batch_status(outcomes: Sequence[Refused | None]) -> RpcStatus | None:
     """Status of a Write: None when every update succeeded, else UNKNOWN with one p4.v1.Error per update, in order.
 
-    A large batch loses the texts of its errors rather than all of its details (DETAILS_BUDGET); the codes stay.
+    A large batch loses the texts of its errors; the codes stay. Where even these do not fit (DETAILS_BUDGET) there are
+    no details, and the message has the first error.
     """
-    if not any(outcomes):
+    first = next((place for place, outcome in enumerate(outcomes) if outcome is not None), None)
+    if first is None:
         return None
-    status = _pack(outcomes, texts=True)
-    if status.ByteSize() > DETAILS_BUDGET:
-        status = _pack(outcomes, texts=False)
+    for texts in (True, False):
+        # Not built where it cannot fit: it would take seconds for a batch of a hundred thousand.
+        if len(outcomes) * _SMALLEST_DETAIL > DETAILS_BUDGET:
+            break
+        status = _pack(outcomes, texts=texts)
+        if status.ByteSize() <= DETAILS_BUDGET:
+            return _with_details(status)
+    return RpcStatus(grpc.StatusCode.UNKNOWN, _summary(outcomes, first), ())
+
+
+def _with_details(status: status_pb2.Status) -> RpcStatus:
     metadata = (("grpc-status-details-bin", status.SerializeToString()),)
     return RpcStatus(grpc.StatusCode.UNKNOWN, status.message, metadata)
 
 
-def _pack(outcomes: Sequence[Refused | None], *, texts: bool) -> status_pb2.Status:
+def _count(outcomes: Sequence[Refused | None]) -> str:
     failed = sum(outcome is not None for outcome in outcomes)
-    status = status_pb2.Status(code=Code.UNKNOWN, message=f"{failed} of {len(outcomes)} updates failed")
+    return f"{failed} of {len(outcomes)} updates failed"
+
+
+def _summary(outcomes: Sequence[Refused | None], first: int) -> str:
+    """What is said instead of details."""
+    error = outcomes[first]
+    text = "" if error is None else f"{error.code.name}: {error.message}"
+    return shortened(f"{_count(outcomes)}, too many to list; the first is updates[{first}]: {text}", MAX_TEXT)
+
+
+def _pack(outcomes: Sequence[Refused | None], *, texts: bool) -> status_pb2.Status:
+    status = status_pb2.Status(code=Code.UNKNOWN, message=_count(outcomes))
     for outcome in outcomes:
         error = p4runtime_pb2.Error(canonical_code=Code.OK)
         if outcome is not None:
             error.canonical_code = outcome.code
-            error.space = SPACE
             if texts:
+                error.space = SPACE
                 error.message = outcome.message
         status.details.add().Pack(error)
     return status
+
+
+_SMALLEST_DETAIL = _pack([None], texts=False).ByteSize() - _pack([], texts=False).ByteSize()
+"""Bytes of the detail of an update that succeeded."""

@@ -49,6 +49,7 @@ def read(pipeline: Pipeline, request: Message) -> list[Message]:
             entities.append(_read_default(pipeline, info))
             continue
         for entry in select(pipeline, info, request):
+            pipeline.check_running()
             note = pipeline.notes.get((info.id, entry.handle), NO_NOTE)
             if _filtered(info, request, entry, note):
                 continue
