@@ -274,7 +274,7 @@ def _free_address(address: str, netns: str | None) -> str:
     if address.startswith("unix:"):
         return address
     host, _, text = address.rpartition(":")
-    if not host or not text.isdigit():
+    if not host or not (text.isascii() and text.isdigit()):
         raise SwitchError(f"gRPC address {address!r} is not HOST:PORT")
 
     def probe() -> int:
