@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 GEN_VENV := .venv-gen
 PIP_FLAGS := --disable-pip-version-check -q
 
-.PHONY: demo test check unit p4 gen bench modelcheck clean
+.PHONY: demo test check unit p4 gen bench modelcheck campaign fuzz soak clean
 
 demo: $(VENV)/ready
 	$(BIN)/p4reduce demo
@@ -38,6 +38,16 @@ bench: $(VENV)/ready
 # Explores every order of events for small jobs on the compiled program; some minutes.
 modelcheck: $(VENV)/ready
 	$(BIN)/python tools/modelcheck.py
+
+# A million simulated rounds with loss, duplication and reordering; half an hour on two cores.
+campaign: $(VENV)/ready
+	$(BIN)/python tools/campaign_sim.py
+
+fuzz: $(VENV)/ready
+	$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS),600)
+
+soak: $(VENV)/ready
+	$(BIN)/python tools/soak.py --seconds $(or $(SECONDS),3600)
 
 clean:
 	rm -rf $(VENV) $(GEN_VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

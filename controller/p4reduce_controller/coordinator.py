@@ -223,12 +223,19 @@ class Coordinator:
                     lambda switch: switch.write(plan.revoke(), missing_ok=True), partial(self._revoked, plan)
                 )
             case Remove(plan):
-                self._link.submit(partial(_remove, plan), partial(self._removed, plan))
+                self._link.submit(partial(self._remove, plan), partial(self._removed, plan))
 
     def _install(self, plan: Epoch, switch: Switch) -> None:
         """In the link's thread. The switch must remember the epoch before it can be granted."""
         self._mark.reserve(switch, plan.number)
         switch.write(plan.install())
+
+    def _remove(self, plan: Epoch, switch: Switch) -> dict[str, int]:
+        """In the link's thread. Keep the epoch's counters, then take away what stands beside its admit entries."""
+        indices = [cell.index for cell in plan.counters()]
+        counters = dict(zip(COUNTER_NAMES, switch.read_counters(COUNTER, indices), strict=True))
+        switch.write([update for update in plan.remove() if not self._mark.holds(update.entity)], missing_ok=True)
+        return counters
 
     def _installed(self, plan: Epoch, _: None, error: str | None) -> None:
         self._act(lambda now: self._jobs.installed(plan.number, error, now))
@@ -307,11 +314,3 @@ class Coordinator:
                 _LOG.exception("unexpected error while looking at the clock")
                 with self._changed:
                     self._changed.wait(1.0)
-
-
-def _remove(plan: Epoch, switch: Switch) -> dict[str, int]:
-    """Keep the epoch's counters, then take away what stands beside its admit entries."""
-    indices = [cell.index for cell in plan.counters()]
-    counters = dict(zip(COUNTER_NAMES, switch.read_counters(COUNTER, indices), strict=True))
-    switch.write(plan.remove(), missing_ok=True)
-    return counters

@@ -72,6 +72,10 @@ class Mark:
             self._raise(switch, epoch)
             self.clear(switch)
 
+    def holds(self, entity: Entity) -> bool:
+        """Whether an entry's place is a mark's: an epoch of that number was never installed, and is not to be removed."""
+        return isinstance(entity, TableEntry) and entity.table == EPOCHS and epoch_of(entity) in self._present
+
     def clear(self, switch: Switch) -> None:
         """Delete marks below the highest: what a raise leaves, or a controller that ended in the middle of one."""
         lower = sorted(self._present - {self.highest})

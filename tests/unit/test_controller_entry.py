@@ -18,7 +18,12 @@ from p4reduce_controller import entry
     ],
 )
 def test_a_missing_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], run: object, module: str, missing: str, command: str
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    run: object,
+    module: str,
+    missing: str,
+    command: str,
 ) -> None:
     def absent(name: str) -> object:
         assert name == module

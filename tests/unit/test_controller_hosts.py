@@ -50,7 +50,9 @@ def test_loopback_needs_an_endpoint_and_a_loopback_address_everywhere() -> None:
     text = SWITCH + '[[host]]\nname = "a"\nip = "127.0.1.1"\nport = 7\nendpoint = "127.0.0.1:40001"\n'
     assert parse(text).loopback
     assert not parse(text + HOST).loopback
-    with pytest.raises(ConfigError, match=r"\(h1\): endpoint is for UDP ports of the embedded switch.*ip is 10\.0\.0\.1"):
+    with pytest.raises(
+        ConfigError, match=r"\(h1\): endpoint is for UDP ports of the embedded switch.*ip is 10\.0\.0\.1"
+    ):
         parse(SWITCH + HOST + 'endpoint = "127.0.0.1:40001"\n')
 
 
