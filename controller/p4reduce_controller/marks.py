@@ -73,7 +73,7 @@ class Mark:
             self.clear(switch)
 
     def holds(self, entity: Entity) -> bool:
-        """Whether an entry's place is a mark's: an epoch of that number was never installed, and is not to be removed."""
+        """Whether an entry's place is a mark's: no epoch of that number was installed, so none is to be removed."""
         return isinstance(entity, TableEntry) and entity.table == EPOCHS and epoch_of(entity) in self._present
 
     def clear(self, switch: Switch) -> None:
