@@ -344,7 +344,7 @@ class WorkerCore:
             self._fail(MismatchError(text, job=self.config.job, bucket=bucket.number, ranks=(self.config.rank,)))
             return
         text = {
-            Reason.UNKNOWN_EPOCH: "the switch does not know the epoch (it is over, or switch or controller was restarted)",
+            Reason.UNKNOWN_EPOCH: "the switch does not know the epoch: it is over, or a switch or controller restarted",
             Reason.NOT_ADMITTED: "the switch does not admit this rank from this address and port",
             Reason.BAD_SLOT: "the slot is not in the job's pool: host and controller disagree about its size",
             Reason.MALFORMED: "the switch cannot read the frames: host and switch disagree about the profile",
