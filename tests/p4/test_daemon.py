@@ -325,12 +325,9 @@ class TestInProcess:
             raise RuntimeError("defect")
 
         monkeypatch.setattr(DataPlane, "_loop", fail)
-        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            code = daemon.main(["--grpc-server-addr", "127.0.0.1:0", "--log-level", "off"])
-        finally:
-            for number, handler in handlers.items():
-                signal.signal(number, handler)
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)}
+        code = daemon.main(["--grpc-server-addr", "127.0.0.1:0", "--log-level", "off"])
+        assert {number: signal.getsignal(number) for number in handlers} == handlers, "handed back"
         assert code == daemon.EXIT_FAILED == 1
         assert "defect" in capsys.readouterr().err
 

@@ -14,7 +14,8 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -152,8 +153,6 @@ def _run(arguments: argparse.Namespace) -> int:
         failures.append(error)
         stop.set()
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: stop.set())
     switch = EmbeddedSwitch(
         device_id=arguments.device_id,
         grpc_addr=arguments.grpc_server_addr,
@@ -164,8 +163,8 @@ def _run(arguments: argparse.Namespace) -> int:
         cpu_port=arguments.cpu_port,
         failed=failed,
     )
-    with switch:
-        signal.signal(signal.SIGUSR1, lambda *_: _log_counters(switch))
+    ending = _signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set})
+    with ending, switch, _signals({signal.SIGUSR1: lambda: _log_counters(switch)}):
         if arguments.json:
             switch.preload(arguments.json, arguments.p4info)
         if arguments.json_ready is not None:
@@ -182,6 +181,19 @@ def _run(arguments: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(code)
     return code
+
+
+@contextmanager
+def _signals(wanted: Mapping[signal.Signals, Callable[[], object]]) -> Iterator[None]:
+    """Handle signals while the switch runs, and hand them back afterwards: main() may run inside another program."""
+    previous = {number: signal.getsignal(number) for number in wanted}
+    try:
+        for number, action in wanted.items():
+            signal.signal(number, lambda *_, action=action: action())
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
 def _announce(switch: EmbeddedSwitch, target: str, device_id: int) -> None:
