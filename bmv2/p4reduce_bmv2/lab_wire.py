@@ -205,15 +205,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: None)
+    previous_fd = signal.set_wakeup_fd(writer)
+    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
         shape = Shape(delay=options.delay, loss=options.loss, duplicate=options.duplicate, reorder=options.reorder)
         Wire(options.links, shape, options.seed, options.counters).run(reader)
     except (P4ReduceError, OSError) as error:
         sys.stderr.write(f"lab_wire: {error}\n")
         return 2
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+        signal.set_wakeup_fd(previous_fd)
+        os.close(reader)
+        os.close(writer)
     return 0
 
 

@@ -413,7 +413,9 @@ class TestWire:
 
     def test_ends_that_are_missing(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         labs.require("embedded")
+        handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
         assert lab_wire.main(["--counters", str(tmp_path / "c"), "77"]) == 2
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == handlers, "handed back"
         assert "cannot open a77" in capsys.readouterr().err
 
 
