@@ -216,7 +216,7 @@ def sentences(report: DemoReport) -> list[str]:
     difference = abs(report.loss_p4reduce - report.loss_reference)
     spread = abs(report.loss_reference_other_seed - report.loss_reference)
     verdict = "less" if report.closer_than_seeds else "not less"
-    change = f"changed the final loss by {difference:.1g}" if difference else "changed no bit of the final loss"
+    change = f"changed the final loss by {difference:.1g}" if difference else "changed the final loss by nothing"
     return [
         same,
         f"The switch {change}, {verdict} than another seed does ({spread:.1g}); "
