@@ -7,6 +7,7 @@ P4ReduceError
 ├── ControllerError     the controller refused or could not be reached; carries the gRPC status code
 ├── SwitchError         the switch refused or could not be reached
 ├── TransportError      the worker's socket cannot do what the profile needs (MTU, address, port)
+├── RingError           the collective library under the ring path failed
 └── JobError            the job cannot go on in this epoch; every later call raises it again
     ├── MismatchError   the ranks disagree about what they reduce
     ├── IntegrityError  a sum failed its check again and again
@@ -46,6 +47,10 @@ class SwitchError(P4ReduceError):
 
 class TransportError(P4ReduceError):
     """The worker's socket cannot carry the frames of this profile."""
+
+
+class RingError(P4ReduceError):
+    """The collective library under the ring path failed, mostly because a rank is gone."""
 
 
 class JobError(P4ReduceError):

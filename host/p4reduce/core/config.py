@@ -17,6 +17,10 @@ class RetransmissionPolicy:
     The timeout of RFC 6298 starts at `initial` and stays within `minimum` and `maximum`, back-off included.
     After `deadline` seconds without any result the core reports a stall. A chunk is sent again early once
     `early_resend` chunks sent after it have their results; 0 turns that off.
+
+    After `silent` seconds without a result though chunks are outstanding the controller is told. Where all ranks have
+    handed the bucket in, `fallback` seconds of that end the switch path of a job that has a ring path. `window` bounds
+    the slots that a worker uses at once; 0: all that were leased.
     """
 
     initial: float = 0.05
@@ -24,6 +28,9 @@ class RetransmissionPolicy:
     maximum: float = 0.5
     deadline: float = 60.0
     early_resend: int = 3
+    silent: float = 0.5
+    fallback: float = 1.0
+    window: int = 0
 
     def __post_init__(self) -> None:
         if not 0.0 < self.minimum <= self.initial <= self.maximum < float("inf"):
@@ -35,6 +42,10 @@ class RetransmissionPolicy:
             raise ConfigError(f"the deadline ({self.deadline} s) must not be below the maximum ({self.maximum} s)")
         if self.early_resend < 0:
             raise ConfigError(f"early_resend must be 0 (off) or a number of results, not {self.early_resend}")
+        if not 0.0 < self.silent <= self.fallback < float("inf"):
+            raise ConfigError(f"it must be 0 < silent <= fallback, not {self.silent} <= {self.fallback}")
+        if self.window < 0 or self.window == 1:
+            raise ConfigError(f"window must be 0 (all that was leased) or at least 2 slots, not {self.window}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,10 +40,35 @@ class ControllerStub(object):
                 request_serializer=p4reduce_dot_proto_dot_controller__pb2.StatusRequest.SerializeToString,
                 response_deserializer=p4reduce_dot_proto_dot_controller__pb2.StatusReply.FromString,
                 )
+        self.Watch = channel.unary_stream(
+                '/p4reduce.v1.Controller/Watch',
+                request_serializer=p4reduce_dot_proto_dot_controller__pb2.WatchRequest.SerializeToString,
+                response_deserializer=p4reduce_dot_proto_dot_controller__pb2.StatusReply.FromString,
+                )
         self.Pools = channel.unary_unary(
                 '/p4reduce.v1.Controller/Pools',
                 request_serializer=p4reduce_dot_proto_dot_controller__pb2.PoolsRequest.SerializeToString,
                 response_deserializer=p4reduce_dot_proto_dot_controller__pb2.PoolsReply.FromString,
+                )
+        self.SetMode = channel.unary_unary(
+                '/p4reduce.v1.Controller/SetMode',
+                request_serializer=p4reduce_dot_proto_dot_controller__pb2.SetModeRequest.SerializeToString,
+                response_deserializer=p4reduce_dot_proto_dot_controller__pb2.SetModeReply.FromString,
+                )
+        self.SetPolicy = channel.unary_unary(
+                '/p4reduce.v1.Controller/SetPolicy',
+                request_serializer=p4reduce_dot_proto_dot_controller__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=p4reduce_dot_proto_dot_controller__pb2.SetPolicyReply.FromString,
+                )
+        self.Drain = channel.unary_unary(
+                '/p4reduce.v1.Controller/Drain',
+                request_serializer=p4reduce_dot_proto_dot_controller__pb2.DrainRequest.SerializeToString,
+                response_deserializer=p4reduce_dot_proto_dot_controller__pb2.DrainReply.FromString,
+                )
+        self.Evict = channel.unary_unary(
+                '/p4reduce.v1.Controller/Evict',
+                request_serializer=p4reduce_dot_proto_dot_controller__pb2.EvictRequest.SerializeToString,
+                response_deserializer=p4reduce_dot_proto_dot_controller__pb2.EvictReply.FromString,
                 )
 
 
@@ -75,7 +100,9 @@ class ControllerServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def Leave(self, request, context):
-        """Missing associated documentation comment in .proto file."""
+        """Answered once every other rank has completed what the leaver took part in, so that nobody is left with a bucket
+        that only the leaver's integers could save; at the latest after `wait_seconds`.
+        """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
@@ -86,7 +113,39 @@ class ControllerServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Watch(self, request, context):
+        """The status now, and again every `interval_seconds`.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def Pools(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetMode(self, request, context):
+        """What follows is for operators. With tokens configured it takes the operator's token.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def SetPolicy(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Drain(self, request, context):
+        """Missing associated documentation comment in .proto file."""
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Evict(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -120,10 +179,35 @@ def add_ControllerServicer_to_server(servicer, server):
                     request_deserializer=p4reduce_dot_proto_dot_controller__pb2.StatusRequest.FromString,
                     response_serializer=p4reduce_dot_proto_dot_controller__pb2.StatusReply.SerializeToString,
             ),
+            'Watch': grpc.unary_stream_rpc_method_handler(
+                    servicer.Watch,
+                    request_deserializer=p4reduce_dot_proto_dot_controller__pb2.WatchRequest.FromString,
+                    response_serializer=p4reduce_dot_proto_dot_controller__pb2.StatusReply.SerializeToString,
+            ),
             'Pools': grpc.unary_unary_rpc_method_handler(
                     servicer.Pools,
                     request_deserializer=p4reduce_dot_proto_dot_controller__pb2.PoolsRequest.FromString,
                     response_serializer=p4reduce_dot_proto_dot_controller__pb2.PoolsReply.SerializeToString,
+            ),
+            'SetMode': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetMode,
+                    request_deserializer=p4reduce_dot_proto_dot_controller__pb2.SetModeRequest.FromString,
+                    response_serializer=p4reduce_dot_proto_dot_controller__pb2.SetModeReply.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=p4reduce_dot_proto_dot_controller__pb2.SetPolicyRequest.FromString,
+                    response_serializer=p4reduce_dot_proto_dot_controller__pb2.SetPolicyReply.SerializeToString,
+            ),
+            'Drain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Drain,
+                    request_deserializer=p4reduce_dot_proto_dot_controller__pb2.DrainRequest.FromString,
+                    response_serializer=p4reduce_dot_proto_dot_controller__pb2.DrainReply.SerializeToString,
+            ),
+            'Evict': grpc.unary_unary_rpc_method_handler(
+                    servicer.Evict,
+                    request_deserializer=p4reduce_dot_proto_dot_controller__pb2.EvictRequest.FromString,
+                    response_serializer=p4reduce_dot_proto_dot_controller__pb2.EvictReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -222,6 +306,23 @@ class Controller(object):
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
 
     @staticmethod
+    def Watch(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(request, target, '/p4reduce.v1.Controller/Watch',
+            p4reduce_dot_proto_dot_controller__pb2.WatchRequest.SerializeToString,
+            p4reduce_dot_proto_dot_controller__pb2.StatusReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
     def Pools(request,
             target,
             options=(),
@@ -235,5 +336,73 @@ class Controller(object):
         return grpc.experimental.unary_unary(request, target, '/p4reduce.v1.Controller/Pools',
             p4reduce_dot_proto_dot_controller__pb2.PoolsRequest.SerializeToString,
             p4reduce_dot_proto_dot_controller__pb2.PoolsReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetMode(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/p4reduce.v1.Controller/SetMode',
+            p4reduce_dot_proto_dot_controller__pb2.SetModeRequest.SerializeToString,
+            p4reduce_dot_proto_dot_controller__pb2.SetModeReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/p4reduce.v1.Controller/SetPolicy',
+            p4reduce_dot_proto_dot_controller__pb2.SetPolicyRequest.SerializeToString,
+            p4reduce_dot_proto_dot_controller__pb2.SetPolicyReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Drain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/p4reduce.v1.Controller/Drain',
+            p4reduce_dot_proto_dot_controller__pb2.DrainRequest.SerializeToString,
+            p4reduce_dot_proto_dot_controller__pb2.DrainReply.FromString,
+            options, channel_credentials,
+            insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
+
+    @staticmethod
+    def Evict(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(request, target, '/p4reduce.v1.Controller/Evict',
+            p4reduce_dot_proto_dot_controller__pb2.EvictRequest.SerializeToString,
+            p4reduce_dot_proto_dot_controller__pb2.EvictReply.FromString,
             options, channel_credentials,
             insecure, call_credentials, compression, wait_for_ready, timeout, metadata)
