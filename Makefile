@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 GEN_VENV := .venv-gen
 PIP_FLAGS := --disable-pip-version-check -q
 
-.PHONY: demo test check unit p4 gen bench modelcheck campaign fuzz soak clean
+.PHONY: demo test check unit p4 gen bench modelcheck rounds campaign fuzz soak clean
 
 demo: $(VENV)/ready
 	$(BIN)/p4reduce demo
@@ -40,8 +40,12 @@ modelcheck: $(VENV)/ready
 	$(BIN)/python tools/modelcheck.py
 
 # A million simulated rounds with loss, duplication and reordering; half an hour on two cores.
-campaign: $(VENV)/ready
+rounds: $(VENV)/ready
 	$(BIN)/python tools/campaign_sim.py
+
+# Training jobs, each with a random fault at a random moment: SEED, RUNS, SWITCH=embedded|bmv2.
+campaign: $(VENV)/ready
+	$(BIN)/python tools/campaign_faults.py --seed $(or $(SEED),0) --runs $(or $(RUNS),200) --switch $(or $(SWITCH),embedded)
 
 fuzz: $(VENV)/ready
 	$(BIN)/python tools/fuzz.py --seconds $(or $(SECONDS),600)
