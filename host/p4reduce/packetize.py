@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from p4reduce import constants
 from p4reduce.errors import ConfigError, UsageError
-from p4reduce.quantize import PIECE, Exponents, Float32Array, LaneFormat, Quantizer
+from p4reduce.quantize import PIECE, Exponents, Float32Array, LaneFormat, Lanes, Quantizer
 from p4reduce.wire import MAX_BUCKET, Profile
 
 Rows = npt.NDArray[np.uint8]
@@ -190,6 +190,22 @@ class BucketCodec:
             check(native, out=checks[start:stop])
             if self._short and stop == self.add_chunks:
                 checks[stop - 1] = check(native[-1:, :GROUPS_PER_WORD])[0]
+
+    def native_lanes(self, rows: Rows, chunks: int, lanes: Lanes) -> int:
+        """Undo the packing of the first `chunks` rows that encode() has filled; returns how many elements these are.
+
+        `lanes`: native, of shape (count,); what follows the elements is left alone. Uses no scratch memory.
+        """
+        self._require_rows(rows[:chunks], chunks)
+        if lanes.dtype != self.fmt.lane_type or lanes.shape != (self.count,) or not lanes.flags.c_contiguous:
+            raise UsageError(f"{self.count} contiguous {np.dtype(self.fmt.lane_type).name} lanes needed")
+        full = min(chunks, self.count // self.lanes)
+        begin, end = full * self.lanes, min(chunks * self.lanes, self.count)
+        from_wire(rows[:full], out=lanes[:begin].view(np.uint64).reshape(full, self.groups))
+        if begin < end:
+            last = from_wire(rows[full : full + 1])
+            lanes[begin:end] = last.reshape(-1).view(self.fmt.lane_type)[: end - begin]
+        return end
 
     def verify_and_store(
         self, payload: Rows, checks: Groups, chunk: npt.NDArray[np.int64], sums: Groups

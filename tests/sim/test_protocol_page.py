@@ -95,13 +95,14 @@ class Step(NamedTuple):
 
 SITUATIONS: dict[str, tuple[list[Step], Step]] = {
     "another epoch, or nothing": ([Step(0, epoch=6), Step(1, epoch=6)], Step(0)),
-    "this epoch, an older round": ([Step(0, round=2), Step(1, round=2)], Step(0)),
+    "this epoch, the round two before": ([Step(0, round=2), Step(1, round=2)], Step(0)),
     "the same use; rank not counted, others missing too": ([Step(0)], Step(1)),
     "the same use; only this rank was missing": ([Step(0), Step(1)], Step(2)),
     "the same use, complete; rank counted": ([Step(0), Step(1), Step(2)], Step(1)),
     "the same use, incomplete; rank counted": ([Step(0), Step(1)], Step(1)),
     "this epoch and round, but other op, words or tag": ([Step(0), Step(1)], Step(2, tag=9)),
     "this epoch, a newer round": ([Step(0, round=6)], Step(1)),
+    "this epoch, a round further back": ([Step(0, round=0)], Step(1)),
 }
 """What has come before, and what comes then."""
 COUNTED = {

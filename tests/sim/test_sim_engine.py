@@ -115,7 +115,7 @@ def random_datagram(draw: random.Random, number: int) -> tuple[int, Datagram]:
         "epoch": 6 if draw.randrange(8) == 0 else 5,
         "slot": draw.randrange(2),
         "rank": rank,
-        "round": round_ if draw.randrange(200) else draw.choice((0, 1 << 31)),
+        "round": round_ if draw.randrange(200) else draw.choice((0, round_ + 2, round_ + 4, 1 << 31)) % (1 << 32),
         "check": draw.getrandbits(64),
         "tag": round_ if draw.randrange(20) else 2,
     }

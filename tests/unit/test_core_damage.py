@@ -128,7 +128,7 @@ def test_damaged_exponents_are_refused_or_end_the_epoch_but_never_give_a_wrong_s
             hand.exchange()
             if hand.cores[0].error or hand.cores[1].error:
                 error = hand.cores[0].error or hand.cores[1].error
-                assert isinstance(error, MismatchError)
+                assert isinstance(error, IntegrityError)
                 outcomes["mismatch"] += 1
                 continue
             expected = direct([bucket.data for bucket in buckets])
@@ -222,7 +222,7 @@ def test_ranks_that_disagree_are_told(one: Callable[[], Bucket], other: Callable
         (Reason.NOT_ADMITTED, JobError),
         (Reason.BAD_SLOT, JobError),
         (Reason.MALFORMED, JobError),
-        (Reason.TAG_MISMATCH, MismatchError),
+        (Reason.TAG_MISMATCH, IntegrityError),
     ],
 )
 def test_nacks_of_outstanding_chunks_end_the_epoch(reason: Reason, kind: type[JobError]) -> None:

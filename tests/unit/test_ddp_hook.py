@@ -25,6 +25,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compr
 from torch.nn.parallel import DistributedDataParallel
 
 from p4reduce.ddp import P4ReduceState, allreduce_hook
+from p4reduce.ddp.ring import TorchRing
 from p4reduce.errors import WorkerLostError
 
 WORLD = 2
@@ -325,14 +326,21 @@ def job_names(rank: int) -> Result:
     import p4reduce
 
     made: list[dict[str, Any]] = []
+    rings: list[TorchRing] = []
 
     def connect(**arguments: Any) -> GlooCommunicator:
-        made.append(arguments)
+        ring = arguments.pop("ring")
+        rings.append(ring)
+        made.append({**arguments, "ring": (ring.rank, ring.size, ring.device)})
         return GlooCommunicator()
 
     vars(p4reduce)["connect"] = connect
     for _ in range(2):
         P4ReduceState.from_env(timeout=30).close()
+    # The other rank's is made by now, too: closing earlier would break its connections.
+    dist.barrier()
+    for ring in rings:
+        ring.close()
     return {"made": made}
 
 
@@ -511,6 +519,7 @@ def test_the_ranks_agree_on_a_job_name(ranks: list[dict[str, Any]]) -> None:
     assert len(set(names)) == 2
     assert [call["rank"] for call in first["made"] + second["made"]] == [0, 0, 1, 1]
     assert all(call["world_size"] == WORLD for call in first["made"] + second["made"])
+    assert [call["ring"] for call in first["made"] + second["made"]] == [(0, 2, "cpu")] * 2 + [(1, 2, "cpu")] * 2
 
 
 if __name__ == "__main__":

@@ -40,6 +40,8 @@ class CoreCounters:
     """Frames that came after the core had failed."""
     nacks: dict[Reason, int] = field(default_factory=lambda: dict.fromkeys(Reason, 0))
     """Refusals of chunks that were outstanding, by reason."""
+    silences: int = 0
+    """Silent events."""
     stalls: int = 0
     """Stalled events."""
     srtt: float = 0.0

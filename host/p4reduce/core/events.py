@@ -40,4 +40,18 @@ class Stalled:
     """Chunks of the stream that wait."""
 
 
-Event = Completed | Failed | Stalled
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A stream has had no result for policy.silent seconds though chunks are outstanding; comes again as Stalled does.
+
+    Far earlier than Stalled, and no trouble by itself: a rank may simply not have come so far. Who knows whether all
+    ranks have submitted the bucket can tell.
+    """
+
+    bucket: int
+    """Number of the bucket whose chunk has waited longest."""
+    seconds: float
+    """How long the stream has had no result."""
+
+
+Event = Completed | Failed | Stalled | Silent

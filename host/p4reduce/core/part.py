@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bucket's share of a stream: the payloads it sends there, and where the results go."""
+"""A bucket's share of a stream: the payloads it sends there, where the results go, and both for the ring path later."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from p4reduce import constants
 from p4reduce.core.bucket import Bucket, Reduction
 from p4reduce.core.buffers import Buffers
 from p4reduce.packetize import FIELD_BYTES, BucketCodec, Groups, Rows, from_thermometers, from_wire
-from p4reduce.quantize import Exponents, block_exponents
+from p4reduce.quantize import Exponents, Lanes, block_exponents
 from p4reduce.wire import Op, Profile, pack_tag
 
 Index = npt.NDArray[np.int64]
@@ -34,6 +34,8 @@ class Part(Protocol):
     """Chunks without a result; the part counts them down."""
     tag: int
     """Tag of chunk 0; chunk i's has i more in the chunk's bits."""
+    end: int
+    """Number of the stream's chunk after the last one of this part; the stream sets it."""
     rows: Rows
     sizes: Index
     """Payload bytes of every chunk."""
@@ -58,6 +60,7 @@ class BarrierPart:
     def __init__(self, bucket: Bucket, profile: Profile, digest: int) -> None:
         self.bucket = bucket
         self.chunks = self.unsent = self.missing = 1
+        self.end = 0
         self.tag = pack_tag(bucket.number, 0, digest)
         self.rows: Rows = np.zeros((1, profile.payload_bytes), dtype=np.uint8)
         self.sizes: Index = np.full(1, constants.WORD_BYTES, dtype=np.int64)
@@ -90,6 +93,7 @@ class ExponentPart:
         self.digest = digest
         self.codec = codec
         self.chunks = self.unsent = self.missing = codec.or_chunks
+        self.end = 0
         self.tag = pack_tag(bucket.number, 0, digest)
         self.sizes: Index = codec.or_sizes()
         self.checks: Groups = np.zeros(self.chunks, dtype=np.uint64)
@@ -97,6 +101,11 @@ class ExponentPart:
         self._local: Exponents = np.empty(0, dtype=np.uint8)
         self.agreed: Exponents = np.zeros(codec.blocks, dtype=np.uint8)
         """Complete once nothing is missing."""
+
+    @property
+    def local(self) -> Exponents | None:
+        """This worker's own exponents, None until the first chunk is sent."""
+        return self._local if len(self.rows) else None
 
     def prepare(self, last: int) -> None:  # noqa: ARG002
         """Find the exponents of the whole bucket the first time."""
@@ -136,6 +145,7 @@ class SumPart:
         self._exponents = exponents
         self._pool = pool
         self.chunks = self.unsent = self.missing = codec.add_chunks
+        self.end = 0
         self.tag = pack_tag(bucket.number, 0, digest)
         self.sizes: Index = codec.add_sizes()
         self.checks: Groups = np.empty(self.chunks, dtype=np.uint64)
@@ -176,10 +186,40 @@ class SumPart:
             self._decoded = stop
         return sound
 
+    @property
+    def memory_bytes(self) -> int:
+        """Memory held for contributions and sums."""
+        return sum(buffer.size for buffer in self._memory)
+
+    @property
+    def written_over(self) -> bool:
+        """Whether results stand where data were."""
+        return self._decoded > 0 and self._out.ctypes.data == self._data.ctypes.data
+
+    def uses(self, exponents: Exponents) -> bool:
+        """Whether these are the exponents that contributions and sums were made with."""
+        return np.array_equal(self._exponents, exponents)
+
+    def contribution(self, lanes: Lanes) -> int:
+        """Write this worker's integers into `lanes`, as far as they have been encoded; returns how many."""
+        return self._codec.native_lanes(self.rows, self._encoded, lanes)
+
+    def agrees(self, sums: Lanes) -> bool:
+        """Whether all results that have come are equal to these sums of the whole bucket."""
+        if not self._memory:
+            return True
+        lanes = self._sums.reshape(-1).view(sums.dtype)[: len(sums)]
+        edges = np.flatnonzero(np.diff(self._done, prepend=False, append=False)) * self._codec.lanes
+        return all(np.array_equal(lanes[start:stop], sums[start:stop]) for start, stop in edges.reshape(-1, 2).tolist())
+
     def release(self) -> None:
-        """Give the memory back; the bucket has completed and none of its frames will be sent again."""
+        """Give the memory back: none of its frames will be sent again, and no rank needs it any more."""
         for buffer in self._memory:
             self._pool.give(buffer)
+        self.drop()
+
+    def drop(self) -> None:
+        """Let the memory go for good: it was handed over, and the pool belongs to the core's thread."""
         self._memory = []
         self.rows = self.rows[:0]
         self._sums = self._sums[:0]

@@ -29,7 +29,9 @@ contribution to m reaches the switch, and after that every repetition is answere
 that frames get through now and then. Where they do not, the deadline reports it.
 
 **Commitment.** A rank that receives (slot, round r + 1) knows that every rank has the result of (slot, round r).
-Until its bucket has completed a rank keeps what it sent, to send it again.
+Until it knows that of a whole bucket and all earlier ones it keeps what it sent and what it got: another rank may have
+to sum the bucket again on the ring path (ledger.py). When an epoch ends without an error for the caller, its buckets
+are handed over to that path.
 """
 
 from __future__ import annotations
@@ -53,6 +55,8 @@ class Phase(Enum):
     """Its ADD chunks are under way."""
     COMPLETED = auto()
     """The caller's again, with the result."""
+    HANDED_OVER = auto()
+    """The ring path's."""
     ABANDONED = auto()
     """The epoch ended first; the caller's again, without a result."""
 
@@ -65,6 +69,7 @@ class Step(Enum):
     AGREE = auto()
     ENTER_ADD = auto()
     FINISH = auto()
+    HAND_OVER = auto()
     ABANDON = auto()
 
 
@@ -76,6 +81,14 @@ TABLE: Final[dict[tuple[Phase, Step], Phase]] = {
     (Phase.AGREEING, Step.AGREE): Phase.AGREED,
     (Phase.AGREED, Step.ENTER_ADD): Phase.SUMMING,
     (Phase.SUMMING, Step.FINISH): Phase.COMPLETED,
+    # At the end of an epoch; a bucket that no core has seen goes there at once.
+    (Phase.NEW, Step.HAND_OVER): Phase.HANDED_OVER,
+    (Phase.QUEUED, Step.HAND_OVER): Phase.HANDED_OVER,
+    (Phase.AGREEING, Step.HAND_OVER): Phase.HANDED_OVER,
+    (Phase.AGREED, Step.HAND_OVER): Phase.HANDED_OVER,
+    (Phase.SUMMING, Step.HAND_OVER): Phase.HANDED_OVER,
+    (Phase.HANDED_OVER, Step.FINISH): Phase.COMPLETED,
+    (Phase.HANDED_OVER, Step.ABANDON): Phase.ABANDONED,
     (Phase.QUEUED, Step.ABANDON): Phase.ABANDONED,
     (Phase.AGREEING, Step.ABANDON): Phase.ABANDONED,
     (Phase.AGREED, Step.ABANDON): Phase.ABANDONED,

@@ -17,6 +17,10 @@ the policy's maximum, every time the chunk is sent again because it ran out. A t
 
 Early resend. When `early_resend` chunks sent after a chunk have results, its frame or its result is probably lost; it
 is sent again at once, no more than once per timeout, and without back-off.
+
+A slot whose chunk waits does not hold up the others, but only so far: what every other slot finishes meanwhile cannot
+be committed and must be kept. No chunk is sent that is SPAN_WINDOWS windows, or the slots that the policy allows,
+ahead of the first one without a result. That one may always be sent, so this stops nothing for good.
 """
 
 from __future__ import annotations
@@ -37,6 +41,8 @@ from p4reduce.wire import Op
 
 Times = npt.NDArray[np.float64]
 
+SPAN_WINDOWS = 16
+"""How many windows a stream may run ahead of its first chunk without a result."""
 PROBES = 4
 """Oldest chunks that are sent again while a stream is silent."""
 _NOBODY = np.empty(0, dtype=np.int64)
@@ -69,6 +75,8 @@ class Stream:
         self.window = window
         self.outstanding = 0
         self.unsent = 0
+        self.first_missing = first_chunk
+        """Number of the first chunk without a result; all before it have theirs."""
         self._rtt = rtt
         self.wake = math.inf
         """Not before this time is any chunk due."""
@@ -103,13 +111,35 @@ class Stream:
         self._silent = False
         self._progress = 0.0
         self._stalls = 0
+        self._silences = 0
+        self._span = SPAN_WINDOWS * window
 
     @property
-    def stall_at(self) -> float:
-        """When the next stall is to be reported, unless a result comes before."""
+    def report_at(self) -> float:
+        """When the next silence or stall is to be reported, unless a result comes before."""
         if self.outstanding == 0:
             return math.inf
-        return self._progress + self._policy.deadline * (self._stalls + 1)
+        silent_at, stall_at = self._report_times()
+        return min(silent_at, stall_at)
+
+    def _report_times(self) -> tuple[float, float]:
+        policy = self._policy
+        silent_at = self._progress + policy.silent * (self._silences + 1)
+        return silent_at, self._progress + policy.deadline * (self._stalls + 1)
+
+    @property
+    def committed(self) -> int:
+        """All chunks below this number have their results at every rank: the chunks a window later have theirs here."""
+        return self.first_missing - self.window
+
+    def set_policy(self, policy: RetransmissionPolicy, slots: int, now: float) -> None:
+        """Go on with another policy. `slots`: how many this stream may use at once, 0 for all."""
+        self._policy = policy
+        self._span = slots or SPAN_WINDOWS * self.window
+        np.minimum(self._timeout, policy.maximum, out=self._timeout)
+        np.minimum(self._due, now + policy.maximum, out=self._due)
+        np.minimum(self._early_at, now + policy.maximum, out=self._early_at)
+        self._set_wake()
 
     def enqueue(self, part: Part) -> None:
         """Append a bucket's chunks to the stream."""
@@ -117,6 +147,12 @@ class Stream:
         self._parts.append(part)
         self._limit += part.chunks
         self.unsent += part.chunks
+        part.end = self._limit
+
+    def forget(self) -> None:
+        """The epoch is over: let go of the buckets. Nothing else may be called afterwards."""
+        self._parts.clear()
+        self._starts.clear()
 
     def take_new(self, room: int, now: float) -> list[tuple[Index, Index, Part]]:
         """Choose up to `room` chunks to send for the first time, lowest numbers first, and count them as sent.
@@ -125,7 +161,8 @@ class Stream:
         """
         if self.unsent == 0 or self.outstanding == self.window:
             return []
-        slots = np.flatnonzero(~self._busy & (self._chunk < self._limit))
+        limit = min(self._limit, self.first_missing + self._span)
+        slots = np.flatnonzero(~self._busy & (self._chunk < limit))
         if len(slots) == 0:
             return []
         chunk = self._chunk.take(slots)
@@ -171,9 +208,10 @@ class Stream:
         self._sample(slots, now)
         self._busy[slots] = False
         self._chunk[slots] += self.window
+        self.first_missing = int(np.minimum.reduce(self._chunk))
         self.outstanding -= len(slots)
         self._progress = now
-        self._stalls = 0
+        self._stalls = self._silences = 0
         self._waiting = False
         if self.outstanding == 0:
             self._silent = False
@@ -196,10 +234,18 @@ class Stream:
 
     def stalled(self, now: float) -> float:
         """Seconds without a result when a stall is to be reported now, else 0. Counts it as reported."""
-        if now < self.stall_at:
+        if self.outstanding == 0 or now < self._report_times()[1]:
             return 0.0
         seconds = now - self._progress
         self._stalls = max(self._stalls + 1, int(seconds / self._policy.deadline))
+        return seconds
+
+    def silence(self, now: float) -> float:
+        """Seconds without a result when a silence is to be reported now, else 0. Counts it as reported."""
+        if self.outstanding == 0 or now < self._report_times()[0]:
+            return 0.0
+        seconds = now - self._progress
+        self._silences = max(self._silences + 1, int(seconds / self._policy.silent))
         return seconds
 
     def oldest(self) -> int:

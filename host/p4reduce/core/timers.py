@@ -42,6 +42,15 @@ class RttEstimator:
         self.estimate = policy.initial
         """Timeout without back-off."""
 
+    def set_policy(self, policy: RetransmissionPolicy) -> None:
+        """Go on with other bounds; what was measured stays."""
+        self._policy = policy
+        self._backed_off = min(self._backed_off, policy.maximum)
+        if self.smoothed is None:
+            self.estimate = policy.initial
+        else:
+            self.estimate = min(max(self.estimate, policy.minimum), policy.maximum)
+
     @property
     def timeout(self) -> float:
         """Timeout of a chunk that is sent now."""

@@ -8,6 +8,8 @@ No socket, no thread, no clock. A driver calls
     events()                        after both
     next_deadline()                 for how long it may wait for frames or new buckets
 
+and, when the epoch ends but the job goes on, handover() for what the ring path has to sum (kept.py, ledger.py).
+
 `now` is seconds of any clock that never goes back. Everything here works on whole batches: the time per frame is a
 few microseconds, besides the passes over its elements.
 """
@@ -17,6 +19,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from dataclasses import replace
 
 import numpy as np
 
@@ -24,10 +27,13 @@ from p4reduce import constants, signature, wire
 from p4reduce.core.batch import PayloadRows, ReceiveBatch, SendBatch
 from p4reduce.core.bucket import Barrier, Bucket, Reduction
 from p4reduce.core.buffers import Buffers
-from p4reduce.core.config import CoreConfig
+from p4reduce.core.config import CoreConfig, RetransmissionPolicy
 from p4reduce.core.counters import CoreCounters
-from p4reduce.core.events import Completed, Event, Failed, Stalled
+from p4reduce.core.digest import bucket_digest
+from p4reduce.core.events import Completed, Event, Failed, Silent, Stalled
 from p4reduce.core.inbox import Inbox
+from p4reduce.core.kept import Kept
+from p4reduce.core.ledger import Ledger
 from p4reduce.core.part import BarrierPart, ExponentPart, Index, Part, SumPart
 from p4reduce.core.slots import Mask, SlotTable, header_groups
 from p4reduce.core.states import Phase, Step
@@ -40,6 +46,8 @@ from p4reduce.wire import Op, Reason
 
 INTEGRITY_LIMIT = 3
 """Failed checks of one chunk after which the job gives up: the sum itself is wrong, not one copy of it."""
+LEAST_LAG = 256
+"""Buckets between the first incomplete one and the last that may start, at least; it grows with the pool."""
 _CODECS = 64
 
 
@@ -72,6 +80,11 @@ class WorkerCore:
         self._parts: dict[int, Part] = {}
         self._keys: dict[Part, int] = {}
         self._next_key = 0
+        # Number of the first bucket, less those that were submitted before it got that number.
+        self._origin = config.first_bucket
+        # A bucket starts only once all that are so many before it are complete: the ledger builds on it.
+        self._lag = max(LEAST_LAG, 4 * (config.or_slots + config.add_slots))
+        self._ledger = Ledger(config.first_bucket, self._streams)
         self._unfinished: dict[int, Bucket] = {}
         # Buckets that have not entered the OR stream; reductions that have, in order, until they enter the ADD stream.
         self._queue: deque[Bucket] = deque()
@@ -85,6 +98,7 @@ class WorkerCore:
         self._format = LaneFormat(config.lane_bits, config.world_size, config.block)
         self._codecs: dict[int, BucketCodec] = {}
         self._buffers = Buffers()
+        self._use_policy(config.policy, now)
 
     # Buckets ---------------------------------------------------------------------------------------------------
 
@@ -101,10 +115,11 @@ class WorkerCore:
             raise UsageError(f"a bucket is a Reduction or a Barrier, not a {type(bucket).__name__}")
         if isinstance(bucket, Reduction):
             self._codec(bucket)
-        bucket.number = self.config.first_bucket + self.submitted
+        bucket.number = self._origin + self.submitted
         bucket.step(Step.SUBMIT)
         self.submitted += 1
         self._unfinished[bucket.number] = bucket
+        self._ledger.add(bucket)
         self._queue.append(bucket)
         self._now = now
         self._fresh = True
@@ -118,8 +133,94 @@ class WorkerCore:
         unfinished = list(self._unfinished.values())
         for bucket in unfinished:
             bucket.step(Step.ABANDON)
-        self._unfinished.clear()
+        self._ledger.take_all()
+        self._forget()
         return unfinished
+
+    def handover(self) -> list[Kept]:
+        """End the epoch for this worker and give up every bucket that some rank may lack, in order.
+
+        These are all from the first that is not known to be complete at all ranks: delivered ones, from which other
+        ranks need this one's contribution, and all that are unfinished. Works after Failed, too; there is nothing left
+        after fail() or an earlier call. Nothing is sent or accepted any more, submit() raises; events that are
+        waiting stay.
+        """
+        if self._error is None:
+            self._error = JobError(
+                f"epoch {self.config.epoch} is over; its buckets have been handed over", job=self.config.job
+            )
+        kept = []
+        for entry in self._ledger.take_all():
+            bucket, part, local = entry.bucket, entry.part, entry.local
+            delivered = bucket.phase is Phase.COMPLETED
+            if not delivered:
+                bucket.step(Step.HAND_OVER)
+            if isinstance(part, ExponentPart):
+                local = part.local
+            sums = part if isinstance(part, SumPart) else None
+            kept.append(Kept(bucket, bucket.number, self._format, delivered=delivered, part=sums, local=local))
+        self._forget()
+        return kept
+
+    @property
+    def first_incomplete(self) -> int:
+        """Number of the first bucket without a result here, or of the next to come; handover() does not change it."""
+        return self._origin + self.completed
+
+    def renumber(self, first: int) -> None:
+        """Give the next bucket the number `first`. All ranks do so at the same place, after a trial of the path.
+
+        Raises the job's error after a failure, UsageError while a bucket is unfinished. Drops what was kept: no rank
+        may need the buckets so far any more.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._unfinished:
+            raise UsageError(f"{len(self._unfinished)} buckets are unfinished: their numbers cannot change")
+        if first < 0:
+            raise UsageError(f"buckets are numbered from 0 or more, not {first}")
+        self._origin = first - self.submitted
+        self._ledger.restart(first)
+
+    def set_policy(self, policy: RetransmissionPolicy, now: float) -> None:
+        """Go on with another policy, at once. Ranks may do so at different times."""
+        self._use_policy(policy, now)
+        self._now = now
+        self._fresh = True
+
+    def _use_policy(self, policy: RetransmissionPolicy, now: float) -> None:
+        self.config = replace(self.config, policy=policy)
+        self._rtt.set_policy(policy)
+        or_slots = add_slots = 0
+        if policy.window:
+            # Both streams need a slot; the exponents get no less than their share.
+            total = self.config.or_slots + self.config.add_slots
+            or_slots = min(max(-(-policy.window * self.config.or_slots // total), 1), policy.window - 1)
+            add_slots = policy.window - or_slots
+        self._or.set_policy(policy, or_slots, now)
+        self._add.set_policy(policy, add_slots, now)
+
+    def _forget(self) -> None:
+        """Of an epoch that is over only counters and events remain."""
+        self._unfinished.clear()
+        self._queue.clear()
+        self._turns.clear()
+        self._agreed.clear()
+        self._parts.clear()
+        self._keys.clear()
+        for stream in self._streams:
+            stream.forget()
+        self._buffers = Buffers()
+
+    @property
+    def kept_buckets(self) -> int:
+        """Buckets that some rank may still need, unfinished ones included."""
+        return len(self._ledger)
+
+    @property
+    def kept_bytes(self) -> int:
+        """Memory for their contributions and sums."""
+        return self._ledger.kept_bytes
 
     @property
     def error(self) -> JobError | None:
@@ -137,7 +238,7 @@ class WorkerCore:
             return None
         if self._fresh:
             return self._now
-        deadline = min(min(stream.wake, stream.stall_at) for stream in self._streams)
+        deadline = min(min(stream.wake, stream.report_at) for stream in self._streams)
         return None if deadline == math.inf else deadline
 
     # Sending ---------------------------------------------------------------------------------------------------
@@ -153,7 +254,8 @@ class WorkerCore:
             slots = stream.take_due(batch.capacity - batch.count, now)
             if len(slots):
                 self._append_again(batch, slots)
-            self._report_stall(stream, now)
+            if now >= stream.report_at:
+                self._report(stream, now)
         for stream in self._streams:
             for new, index, part in stream.take_new(batch.capacity - batch.count, now):
                 self._append_new(batch, stream, new, index, part)
@@ -165,12 +267,14 @@ class WorkerCore:
         """Let buckets into the OR stream, in order.
 
         Not all at once: finding exponents takes a pass over the data, which must not delay the data of buckets
-        before. One large bucket at a time is ahead, or as many small ones as keep the ADD stream's window full.
+        before. One large bucket at a time is ahead, or as many small ones as keep the ADD stream's window full. And
+        none is further than `_lag` ahead of the first incomplete one.
         """
-        while self._queue and self._ahead < 2 * self.config.add_slots:
+        limit = self.first_incomplete + self._lag
+        while self._queue and self._ahead < 2 * self.config.add_slots and self._queue[0].number < limit:
             bucket = self._queue.popleft()
             bucket.step(Step.ENTER_OR)
-            digest = self._digest(bucket)
+            digest = bucket_digest(bucket, self.config.lane_bits, self.config.block)
             if isinstance(bucket, Reduction) and bucket.data.size:
                 codec = self._codec(bucket)
                 self._ahead += codec.add_chunks
@@ -179,14 +283,8 @@ class WorkerCore:
             else:
                 self._enter(self._or, BarrierPart(bucket, self.config.profile, digest))
 
-    def _digest(self, bucket: Bucket) -> int:
-        """Digest of the OR chunks: ranks that submit different buckets under one number must refuse each other."""
-        if not isinstance(bucket, Reduction):
-            return wire.digest("barrier")
-        mode = "mean" if bucket.mean else "sum"
-        return wire.digest("exponents", bucket.data.size, "float32", self.config.lane_bits, self.config.block, mode)
-
     def _enter(self, stream: Stream, part: Part) -> None:
+        self._ledger[part.bucket.number].part = part
         self._parts[self._next_key] = part
         self._keys[part] = self._next_key
         self._next_key += 1
@@ -226,12 +324,16 @@ class WorkerCore:
         batch.count = stop
         self.counters.bytes_sent += int(sizes.sum()) + constants.HEADER_BYTES * len(slots)
 
-    def _report_stall(self, stream: Stream, now: float) -> None:
-        seconds = stream.stalled(now)
-        if seconds > 0.0:
-            part = self._parts[int(self._table.part[stream.oldest()])]
+    def _report(self, stream: Stream, now: float) -> None:
+        """Tell of a silence or a stall."""
+        silence, stall = stream.silence(now), stream.stalled(now)
+        bucket = self._parts[int(self._table.part[stream.oldest()])].bucket
+        if silence:
+            self.counters.silences += 1
+            self._events.append(Silent(bucket.number, silence))
+        if stall:
             self.counters.stalls += 1
-            self._events.append(Stalled(part.bucket.number, stream.op, seconds, stream.outstanding))
+            self._events.append(Stalled(bucket.number, stream.op, stall, stream.outstanding))
 
     # Receiving -------------------------------------------------------------------------------------------------
 
@@ -261,6 +363,7 @@ class WorkerCore:
         # Not busy any more: the refused copy's chunk got its result in this very batch.
         if refused is not None and self._error is None and self._table.busy[refused[1]]:
             self._refused(*refused)
+        self._ledger.drop_committed()
 
     def _accept(self, batch: ReceiveBatch, rows: Index, slots: Index, now: float) -> None:
         """Take the payloads of results, no slot twice; free their slots or ask again."""
@@ -339,6 +442,11 @@ class WorkerCore:
     def _refused(self, reason: Reason, slot: int) -> None:
         bucket = self._parts[int(self._table.part[slot])].bucket
         who = f"job {self.config.job!r}, epoch {self.config.epoch}, rank {self.config.rank}: {bucket.describe()}"
+        if reason is Reason.TAG_MISMATCH and slot >= self.config.or_slots:
+            # The OR stream's digests have agreed, so it is the exponents that differ.
+            text = f"{who}: the ranks were sent different exponents; a result was damaged in a way that its form hides"
+            self._fail(IntegrityError(text, job=self.config.job, bucket=bucket.number, ranks=(self.config.rank,)))
+            return
         if reason is Reason.TAG_MISMATCH:
             text = f"{who}: other ranks reduce something else at this place (shape, dtype, operation or order of calls)"
             self._fail(MismatchError(text, job=self.config.job, bucket=bucket.number, ranks=(self.config.rank,)))
@@ -361,15 +469,16 @@ class WorkerCore:
     def _finished(self, part: Part) -> None:
         """All chunks of a part have their results."""
         del self._parts[self._keys.pop(part)]
+        if part.op is Op.OR:
+            # All ranks have sent it, and none does before it has all results that are so far behind.
+            self._ledger.proved = max(self._ledger.proved, part.bucket.number - self._lag + 1)
         if isinstance(part, ExponentPart):
             self._agree(part)
             return
-        if isinstance(part, SumPart):
-            part.release()
         part.bucket.step(Step.FINISH)
         del self._unfinished[part.bucket.number]
-        oldest = next(iter(self._unfinished), self.config.first_bucket + self.submitted)
-        self.completed = oldest - self.config.first_bucket
+        oldest = next(iter(self._unfinished), self._origin + self.submitted)
+        self.completed = oldest - self._origin
         self._events.append(Completed(part.bucket))
 
     def _agree(self, part: ExponentPart) -> None:
@@ -377,7 +486,9 @@ class WorkerCore:
         part.bucket.step(Step.AGREE)
         # Ranks that saw different exponents must refuse each other.
         digest = wire.digest("sum", part.digest, part.agreed.tobytes())
+        self._ledger[part.bucket.number].local = part.local
         sums = SumPart(part.reduction, part.codec, part.agreed, digest, self._buffers)
+        self._ledger[part.bucket.number].part = sums
         self._agreed[part.reduction] = sums
         while self._turns and self._turns[0] in self._agreed:
             self._enter(self._add, self._agreed.pop(self._turns.popleft()))

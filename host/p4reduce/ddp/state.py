@@ -26,15 +26,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from p4reduce.config import Settings
 from p4reduce.ddp.completer import Ledger, OrderedCompleter, Pending, WaitForMean
+from p4reduce.ddp.ring import TorchRing
 from p4reduce.errors import ConfigError, StalledError, UsageError
 
 logger = logging.getLogger("p4reduce.ddp")
 
-Mode = Literal["auto", "off"]
+Mode = Literal["auto", "require", "off"]
+_MODES = ("auto", "require", "off")
 _names_given = itertools.count()
 """Numbers the jobs named here, since every state of a process needs a job of its own."""
 DEFAULT_TIMEOUT = 300.0
 """Seconds until a bucket counts as lost: the last net. The job's own deadline is shorter and names who is missing."""
+RING_TIMEOUT = 60.0
+"""Seconds of one collective of the fallback: like the job's own deadline, a rank that is later is missed."""
 
 
 class SumsBuckets(Protocol):
@@ -62,17 +66,18 @@ class SumsBuckets(Protocol):
 class P4ReduceState:
     """State of `allreduce_hook` for one DistributedDataParallel model.
 
-    float32 buckets in CPU memory go through the switch (the switch path). Every other bucket (another dtype, a CUDA
-    device, sparse gradients), every bucket in mode "off", and every bucket of a group whose size is not that of the
-    job, is summed by torch.distributed, unquantized, in a gloo group of its own (the ring path). Which way a bucket
-    goes depends on nothing but its dtype, layout and device, so all ranks decide alike. Both give the mean, taken after
-    the sum; float16 is summed as float32, since a float16 sum overflows early.
+    float32 buckets in CPU memory go to the job: through the switch, or, where that fails, over torch.distributed from
+    the same integers, to the same bits. Every other bucket (another dtype, a CUDA device, sparse gradients), every
+    bucket in mode "off", and every bucket of a group whose size is not that of the job, is summed by torch.distributed
+    as it is, in a gloo group of its own. Which way a bucket goes depends on nothing but its dtype, layout and device,
+    so all ranks decide alike. Both give the mean, taken after the sum; float16 is summed as float32, since a float16
+    sum overflows early.
 
     Args:
         comm: where float32 buckets go. None only in mode "off".
         process_group: the group the DDP model was built with; None is the default group. Every member must construct
             its state at the same point of the program, because a group for the ring is made here.
-        mode: "auto" or "off".
+        mode: "auto"; "require" (only through `from_env`: no fallback to torch.distributed, an error instead); "off".
         timeout: seconds until a bucket counts as lost (StalledError on the switch path).
         own_comm: close `comm` together with the state.
 
@@ -138,14 +143,21 @@ class P4ReduceState:
         chosen = _resolve_mode(mode)
         ring = new_ring_group(process_group, timeout)
         comm: SumsBuckets | None = None
+        fallback: TorchRing | None = None
         try:
             if chosen != "off":
                 overrides.setdefault("rank", dist.get_rank(ring))
                 overrides.setdefault("world_size", dist.get_world_size(ring))
                 if _job_is_unnamed(overrides):
                     overrides["job"] = _shared_job_name(ring)
-                comm = _connect(**overrides)
+                if chosen == "auto":
+                    # Up front: once there is trouble it is too late to gather. gloo, since the job's integers are in
+                    # CPU memory; apart from `ring`, since the job's thread and the hook's must not interleave.
+                    fallback = TorchRing.from_group(process_group, min(timeout, RING_TIMEOUT), backend="gloo")
+                comm = _connect(mode=chosen, ring=fallback, **overrides)
         except BaseException:
+            if fallback is not None:
+                fallback.close()
             dist.destroy_process_group(ring)
             raise
         state = cls.__new__(cls)
@@ -336,8 +348,8 @@ def _resolve_mode(mode: str | None) -> Mode:
     source = "argument mode"
     if mode is None:
         mode, source = os.environ.get("P4REDUCE_MODE") or "auto", "environment variable P4REDUCE_MODE"
-    if mode not in ("auto", "off"):
-        raise ConfigError(f"{source} is {mode!r}: the hook knows 'auto' and 'off'")
+    if mode not in _MODES:
+        raise ConfigError(f"{source} is {mode!r}: the hook knows {', '.join(map(repr, _MODES))}")
     return cast(Mode, mode)
 
 
