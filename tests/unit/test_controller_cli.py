@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`p4reducectl` and `p4reduce-controller`: output, exit codes, and one line for every mistake."""
+"""`p4reducectl`: what the looking commands print, exit codes, and one line for every mistake; `serve`'s bad input."""
 
 from __future__ import annotations
 
+import argparse
 import json
+import re
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,17 +13,11 @@ from typing import Any
 
 import grpc
 import pytest
-from rich.console import Console
+from helpers.cli_servicer import EPOCH, RING, Fake, job, switch, worker
 
-from p4reduce import __version__
 from p4reduce.proto import controller_pb2 as pb
-from p4reduce.proto import controller_pb2_grpc
-from p4reduce_controller import cli, serve
-from p4reduce_controller.fake import FakeSwitch
-from p4reduce_controller.hosts import Hosts
-from p4reduce_controller.server import ControllerServer
+from p4reduce_controller import cli, cli_output, serve
 
-HOSTS = Hosts.embedded("127.0.0.1:9559", {1: ("127.0.0.1", 41001), 2: ("127.0.0.1", 41002)}, profile="w34")
 FILE = """
 [switch]
 grpc = "127.0.0.1:9"
@@ -34,104 +30,264 @@ ip = "127.0.1.1"
 port = 1
 endpoint = "127.0.0.1:40001"
 """
+REASON = (
+    "rank 3 on host node-17 (10.0.0.4) is lost: its progress stream broke off; bucket 1234 can never be complete, so "
+    "the job is over; start it again"
+)
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
+LONG_NAME = "llama-pretraining-run-with-a-long-name-2026-11-30"
 
 
-@pytest.fixture(scope="module")
-def controller() -> Iterator[ControllerServer]:
-    with ControllerServer(HOSTS, connect=FakeSwitch().connect, timer=False) as server:
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own settings must not reach the tests."""
+    for name in ("CONTROLLER", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"):
+        monkeypatch.delenv(f"P4REDUCE_{name}", raising=False)
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with Fake() as server:
         yield server
 
 
-@pytest.fixture(scope="module")
-def epoch(controller: ControllerServer) -> int:
-    """A running job [train], whose name must not be taken for markup."""
-    with grpc.insecure_channel(controller.address) as channel:
-        stub = controller_pb2_grpc.ControllerStub(channel)
-        request = pb.JoinRequest(
-            job="[train]", world_size=1, ip="127.0.1.2", udp_port=4001, mtu=65535, receive_frames=99, wait_seconds=9
-        )
-        return int(stub.Join(request, timeout=20.0).epoch)
+def run(fake: Fake, *arguments: str) -> int:
+    return cli.main([arguments[0], "--controller", fake.address, *arguments[1:]])
 
 
-def run(controller: ControllerServer, *arguments: str) -> int:
-    return cli.main([arguments[0], "--controller", controller.address, *arguments[1:]])
+def narrow(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> None:
+    """As on a terminal of so many columns, but without colours."""
+    from rich.console import Console
+
+    def console() -> Console:
+        return Console(width=columns, force_terminal=False, highlight=False, markup=False)
+
+    for name in ("cli_views", "cli_operate", "cli_top"):
+        monkeypatch.setattr(f"p4reduce_controller.{name}.make_console", console)
 
 
-def test_status_as_json(controller: ControllerServer, epoch: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(controller, "status", "--json") == 0
+def test_status_as_json(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [job("[train]"), job("other", **RING)]
+    assert run(fake, "status", "--json") == 0
     document = json.loads(capsys.readouterr().out)
-    assert document["server_version"] == __version__
-    assert document["switch"]["connected"] is True
-    (job,) = document["jobs"]
-    assert (job["job"], job["state"], job["epoch"], job["world_size"]) == ("[train]", "running", epoch, 1)
-    assert job["counters"]["results"] == 0
-    assert job["workers"][0] | {"silent_seconds": 0.0} == {
-        "rank": 0,
-        "host": "local2",
-        "ip": "127.0.1.2",
-        "udp_port": 4001,
+    assert list(document) == ["server_version", "uptime_seconds", "switch", "jobs"]
+    assert document["switch"] == {
+        "name": "s1",
+        "address": "127.0.0.1:9559",
+        "device_id": 0,
+        "connected": True,
+        "connected_seconds": 61.0,
+        "primary": True,
+        "profile": "w34",
+        "slots": 1024,
+        "drained": False,
+        "trouble": "",
+    }
+    first, second = document["jobs"]
+    assert (first["job"], first["state"], first["path"], first["present"]) == ("[train]", "switch", "switch", EPOCH)
+    assert (first["counters"]["results"], first["policy"]["early_resend"]) == (100, 3)
+    assert first["workers"][1] == {
+        "rank": 1,
+        "host": "h1",
+        "ip": "10.0.0.2",
+        "udp_port": 40001,
         "switch_port": 2,
-        "state": "joined",
-        "submitted": 0,
-        "completed": 0,
-        "silent_seconds": 0.0,
+        "state": "reporting",
+        "submitted": 101,
+        "completed": 100,
+        "silent_seconds": 0.25,
+        "rtt_seconds": 0.0008,
+        "counters": {"duplicates": 1, "frames_sent": 2000, "retransmissions": 10},
+    }
+    assert (second["path"], second["fallbacks"], second["promotions"]) == ("ring", {"drained": 1, "silent": 2}, 2)
+
+
+def test_every_field_of_a_status_is_in_the_json(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    """A field that is added to the protocol must reach programs."""
+    fake.servicer.jobs = [job()]
+    assert run(fake, "jobs", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+
+    def fields(message: Any) -> set[str]:
+        return {field.name for field in message.DESCRIPTOR.fields}
+
+    assert set(document) == fields(pb.StatusReply)
+    assert set(document["switch"]) == fields(pb.SwitchStatus)
+    assert set(document["jobs"][0]) == fields(pb.JobStatus)
+    assert set(document["jobs"][0]["policy"]) == fields(pb.RetransmissionPolicy)
+    flat = (fields(pb.WorkerStatus) - {"member"}) | fields(pb.Member)
+    assert set(document["jobs"][0]["workers"][0]) == flat
+
+
+def test_pools_as_json(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.pools = [
+        pb.PoolsReply(slots=1024, pools=[pb.Pool(size=64, job="a", epoch=5), pb.Pool(base=64, size=960)])
+    ]
+    assert run(fake, "pools", "--json") == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["slots"] == 1024
+    assert document["pools"] == [
+        {"base": 0, "size": 64, "job": "a", "epoch": 5},
+        {"base": 64, "size": 960, "job": "", "epoch": 0},
+    ]
+    assert run(fake, "pools") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split() for line in lines[1:]] == [
+        ["0..63", "64", "a", "5"],
+        ["64..1023", "960", "free"],
+        ["960", "of", "1024", "slots", "are", "free"],
+    ]
+
+
+def test_tables(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [job("[train]"), job("other", **RING)]
+    assert run(fake, "status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == ["controller 0.1.0, up 12 s", "switch s1: connected, profile w34, 1024 slots"]
+    assert lines[2].split() == ["job", "state", "path", "epoch", "ranks", "slots", "buckets"]
+    assert lines[3].split() == ["[train]", "switch", "switch", str(EPOCH), "2/2", "0..63", "100"]
+    assert lines[4].split() == ["other", "ring", "ring", str(EPOCH), "2/2", "100"]
+    assert lines[5] == "other: on the ring path: bucket 17: no result for 1.0 s"
+    assert len(lines) == 6
+    assert run(fake, "jobs") == 0
+    shown = capsys.readouterr().out
+    assert "switch path; slots 0..63 (8 OR + 56 ADD)" in shown
+    assert "ring path; fallbacks: drained 1, silent 2; promotions: 2" in shown
+    assert "10.0.0.2:40001" in shown
+    assert "0.80 ms" in shown
+
+
+def test_counters(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [job(ranks=3), job("other", **RING | {"workers": [pb.WorkerStatus()]})]
+    assert run(fake, "counters") == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["switch:", "contributions", "200,", "duplicates", "3,", "results", "100,", "stale", "1"] in lines
+    # all ranks, least of which rank, most of which rank
+    assert ["frames_sent", "6000", "1000", "0", "3000", "2"] in lines
+    assert ["retransmissions", "30", "10", "0", "10", "0"] in lines
+    assert ["the", "workers", "have", "reported", "no", "counters", "yet"] in lines
+    assert run(fake, "counters", "train", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert list(found) == ["job", "present", "switch", "workers", "fallbacks", "promotions"]
+    assert found["workers"][2] == {
+        "rank": 2,
+        "counters": {"duplicates": 2, "frames_sent": 3000, "retransmissions": 10},
     }
 
 
-def test_pools_as_json(controller: ControllerServer, epoch: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(controller, "pools", "--json") == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["slots"] == 1024
-    assert document["pools"][0] == {"base": 0, "size": 64, "job": "[train]", "epoch": epoch}
-    assert document["pools"][15] == {"base": 960, "size": 64, "job": "", "epoch": 0}
+@pytest.mark.parametrize(
+    ("changes", "code", "text"),
+    [
+        ({}, 0, "switch s1: connected, profile w34, 1024 slots"),
+        ({"primary": False}, 0, "connected, standby"),
+        ({"drained": True}, 0, "drained: jobs run on the ring path: `p4reducectl undrain s1` ends it"),
+        ({"trouble": "3 entries are missing"}, 1, "trouble: 3 entries are missing"),
+        ({"connected": False, "trouble": "gone"}, 1, "not connected"),
+    ],
+)
+def test_switches(
+    fake: Fake, changes: dict[str, Any], code: int, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake.servicer.switch = switch(**changes)
+    assert run(fake, "switches") == code
+    assert text in capsys.readouterr().out
+    assert run(fake, "switches", "--json") == code
+    (found,) = json.loads(capsys.readouterr().out)["switches"]
+    assert found["name"] == "s1"
+
+
+def test_status_without_jobs_or_switch(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.switch = switch(connected=False, trouble="connection refused")
+    assert run(fake, "status") == 1
+    shown = capsys.readouterr().out
+    assert "not connected" in shown
+    assert "trouble: connection refused" in shown
+    assert "no jobs" in shown
+    assert run(fake, "jobs") == 0
+    assert capsys.readouterr().out == "no jobs\n"
+
+
+def test_a_failed_job_fits_80_columns(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every column keeps its content whole, and the reason follows in full."""
+    far = worker(0, completed=1_234_567, frames_sent=10**12)
+    far.member.ip, far.member.udp_port, far.member.switch_port = "172.100.200.201", 65535, 510
+    far.silent_seconds, far.rtt_seconds = 999.9, 0.9
+    fake.servicer.jobs = [
+        job("small"),
+        job(LONG_NAME, "failed", ranks=4, reason=REASON, path=pb.PATH_UNSPECIFIED, pool_size=0, workers=[far] * 4),
+    ]
+    narrow(monkeypatch)
+    wide = {}
+    for command in ("status", "jobs", "counters"):
+        run(fake, command)
+        wide[command] = capsys.readouterr().out
+        assert max(len(line.rstrip()) for line in wide[command].splitlines()) <= 80
+        assert str(EPOCH) in wide[command]
+    for command in ("status", "jobs"):
+        assert REASON in " ".join(wide[command].split())
+    (row,) = [line for line in wide["status"].splitlines() if " failed " in line]
+    assert row.split()[-2:] == ["4/4", "1234567"]
+    expected = "172.100.200.201:65535 510 reporting 1234567/1234568 999.9 s 900 ms"
+    assert " ".join(wide["jobs"].split()).count(expected) == 4
+    assert wide["counters"].split().count(str(10**12)) == 2
+
+
+def test_a_pipe_gets_one_line_for_each_job(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [job(LONG_NAME, "failed", reason=REASON)]
+    run(fake, "status")
+    out = capsys.readouterr().out
+    assert f"{LONG_NAME}: {REASON}\n" in out
+    assert next(line for line in out.splitlines() if line.startswith(LONG_NAME)).split()[1] == "failed"
+    assert "\x1b" not in out
+    assert not re.search(r" $", out, re.M)
+
+
+def test_what_the_controller_says_cannot_garble_the_terminal(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [job("a\x1b[2Jb", "failed", reason="x\x1b]0;y\x07\nz")]
+    run(fake, "status")
+    run(fake, "jobs")
+    fake.servicer.refuse["Status"] = (grpc.StatusCode.INTERNAL, "bad\x1b[31m")
+    run(fake, "status")
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "a\\x1b[2Jb" in captured.out
+    assert "bad\\x1b[31m" in captured.err
+
+
+def test_jobs_of_a_name(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [job("a"), job("b", "failed", reason=REASON)]
+    assert run(fake, "jobs", "a") == 0
+    assert run(fake, "jobs") == 0  # all: that one of them has failed is not what was asked
+    assert run(fake, "jobs", "b") == 1
+    assert run(fake, "counters", "b") == 1
+    capsys.readouterr()
+    assert run(fake, "jobs", "nobody") == 1
+    assert capsys.readouterr().err == "p4reducectl: NOT_FOUND: no job 'nobody': an empty name shows all\n"
 
 
 @pytest.mark.parametrize(
-    ("command", "expected"),
+    ("name", "text"),
     [
-        ("status", ["connected", "[train]", "running", "0..63", "1/1"]),
-        ("jobs", ["[train]: running", "local2", "127.0.1.2:4001", "joined", "results 0"]),
-        ("pools", ["0..63", "[train]", "960..1023", "free"]),
+        ("", "the job's name is empty"),
+        (" ", "the job's name is empty"),
+        ("a\nb", "the job's name 'a\\nb' has control characters"),
+        ("a\x1b[31m", "the job's name 'a\\x1b[31m' has control characters"),
+        ("a\udcff", "the job's name 'a\\udcff' has control characters"),
+        ("x" * 129, "the job's name has 129 characters"),
     ],
 )
-def test_tables(
-    controller: ControllerServer,
-    epoch: int,
-    command: str,
-    expected: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("command", [("jobs",), ("counters",), ("evict",), ("policy",), ("mode", "auto")])
+def test_names_that_no_job_has(
+    fake: Fake, command: tuple[str, ...], name: str, text: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(cli, "Console", lambda: Console(width=160, force_terminal=False))
-    assert run(controller, command) == 0
-    shown = capsys.readouterr().out
-    for text in [*expected, *([str(epoch)] if command != "status" else [])]:
-        assert text in shown
-
-
-def test_tables_without_jobs(capsys: pytest.CaptureFixture[str]) -> None:
-    console = Console(width=160)
-    status: dict[str, Any] = cli._status(pb.StatusReply())
-    cli.show_status(console, status)
-    cli.show_jobs(console, status)
-    shown = capsys.readouterr().out
-    assert shown.count("no jobs") == 2
-    assert "not connected" in shown
-
-
-def test_a_failed_job_shows_its_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    reply = pb.StatusReply(jobs=[pb.JobStatus(job="a", state="failed", reason="rank 3 is [lost]")])
-    document = cli._status(reply)
-    cli.show_status(Console(width=160), document)
-    cli.show_jobs(Console(width=160), document)
-    assert capsys.readouterr().out.count("rank 3 is [lost]") == 2
-
-
-def test_jobs_of_a_name(controller: ControllerServer, epoch: int, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(controller, "jobs", "[train]", "--json") == 0
-    assert json.loads(capsys.readouterr().out)["jobs"][0]["epoch"] == epoch
-    assert run(controller, "jobs", "nobody") == 1
-    assert capsys.readouterr().err == "p4reducectl: NOT_FOUND: no job 'nobody': an empty name shows all\n"
+    assert run(fake, command[0], name, *command[1:]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith(f"p4reducectl: {text}")
+    assert captured.err.count("\n") == 1
+    assert fake.servicer.asked == []
 
 
 @pytest.fixture
@@ -142,12 +298,75 @@ def nobody() -> Iterator[str]:
         yield f"127.0.0.1:{reserved.getsockname()[1]}"
 
 
-def test_an_unreachable_controller(nobody: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["status", "--controller", nobody, "--timeout", "2"]) == 3
+COMMANDS = [
+    ["status"],
+    ["jobs"],
+    ["pools"],
+    ["counters"],
+    ["switches"],
+    ["drain", "s1"],
+    ["undrain", "s1"],
+    ["mode", "a", "auto"],
+    ["policy"],
+    ["evict", "a"],
+    ["top", "--once"],
+    ["top", "--json"],
+]
+
+
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_an_unreachable_controller(nobody: str, command: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main([*command, "--controller", nobody, "--timeout", "2"]) == 3
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err.count("\n") == 1
     assert f"no controller at {nobody} within 2 s: start one with `p4reduce-controller serve`" in captured.err
+
+
+def test_a_controller_that_does_not_answer(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        assert cli.main(["status", "--controller", address, "--timeout", "0.3"]) == 3
+        assert f"no controller at {address} within 0.3 s" in capsys.readouterr().err
+        assert cli.main(["top", "--once", "--interval", "0.1", "--controller", address, "--timeout", "0.3"]) == 3
+        assert f"no answer from {address}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("code", "details", "status", "text"),
+    [
+        (grpc.StatusCode.UNAVAILABLE, "the controller is stopping", 3, "UNAVAILABLE: the controller is stopping\n"),
+        (grpc.StatusCode.INTERNAL, "oh", 1, "INTERNAL: oh\n"),
+        (grpc.StatusCode.UNIMPLEMENTED, "no", 1, "does not know this command: upgrade it\n"),
+        (
+            grpc.StatusCode.UNAUTHENTICATED,
+            "who?",
+            1,
+            "UNAUTHENTICATED: who?: give the operator's token with --token-file",
+        ),
+        (grpc.StatusCode.PERMISSION_DENIED, "no", 1, "PERMISSION_DENIED: no: give the operator's token"),
+    ],
+)
+@pytest.mark.parametrize("command", COMMANDS, ids=" ".join)
+def test_refusals(
+    fake: Fake,
+    command: list[str],
+    code: grpc.StatusCode,
+    details: str,
+    status: int,
+    text: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    calls = ("Status", "Pools", "Watch", "SetMode", "SetPolicy", "Drain", "Evict")
+    fake.servicer.refuse = dict.fromkeys(calls, (code, details))
+    assert run(fake, *command) == status
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err.startswith("p4reducectl: ")
+    assert text in captured.err
+    assert captured.err.count("\n") == 1
 
 
 @pytest.mark.parametrize(
@@ -168,11 +387,32 @@ def test_options_that_make_no_sense(option: str, value: str, text: str, capsys: 
 
 
 def test_the_environment_names_the_controller(
-    controller: ControllerServer, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("P4REDUCE_CONTROLLER", controller.address)
-    assert cli.main(["pools", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["slots"] == 1024
+    monkeypatch.setenv("P4REDUCE_CONTROLLER", fake.address)
+    assert cli.main(["status", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["switch"]["name"] == "s1"
+
+
+def test_a_reader_that_has_seen_enough(
+    fake: Fake, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def gone(*_: object) -> None:
+        raise BrokenPipeError
+
+    redirected: list[tuple[int, int]] = []
+    monkeypatch.setattr("p4reduce_controller.cli_views.print_json", gone)
+    monkeypatch.setattr("os.dup2", lambda source, target: redirected.append((source, target)))
+    assert run(fake, "status", "--json") == 1
+    assert len(redirected) == 1
+
+
+def test_an_interrupted_command(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("p4reduce_controller.cli_views.print_json", interrupted)
+    assert run(fake, "status", "--json") == 130
 
 
 @pytest.mark.parametrize("arguments", [[], ["dance"], ["status", "--nonsense"]])
@@ -182,6 +422,30 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
             main(arguments)
         assert caught.value.code == 2
         assert "usage:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [["drain"], ["mode", "a"], ["mode", "a", "fast"], ["evict"], ["policy", "--min"]])
+def test_wrong_usage_of_a_command(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments)
+    assert caught.value.code == 2
+    assert f"usage: p4reducectl {arguments[0]}" in capsys.readouterr().err
+
+
+def test_safe_keeps_what_can_be_printed() -> None:
+    assert cli_output.safe("plain text, größer, 模型") == "plain text, größer, 模型"
+    assert cli_output.safe("\t\x00\udc80") == "\\t\\x00\\udc80"
+
+
+def test_workers_of_a_joining_job(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.jobs = [
+        job("a", "joining", workers=[worker(1, "joined")], world_size=3, epoch=0, present=0, path=pb.PATH_UNSPECIFIED)
+    ]
+    assert run(fake, "status") == 0
+    assert capsys.readouterr().out.splitlines()[-1].split() == ["a", "joining", "1/3", "0..63", "100"]
+
+
+# ---- serve -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -206,18 +470,15 @@ def test_serve_without_a_switch(hosts_file: Path, nobody: str, capsys: pytest.Ca
     assert f"switch {nobody}: not reachable within 0.3 s: start it" in refused(capsys, *arguments)
 
 
-def test_serve_on_a_taken_port(
-    hosts_file: Path, controller: ControllerServer, capsys: pytest.CaptureFixture[str]
-) -> None:
-    text = refused(capsys, "--hosts", str(hosts_file), "--listen", controller.address)
-    assert f"cannot listen on {controller.address}: Address already in use" in text
+def test_serve_on_a_taken_port(hosts_file: Path, fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    text = refused(capsys, "--hosts", str(hosts_file), "--listen", fake.address)
+    assert f"cannot listen on {fake.address}: Address already in use" in text
 
 
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
         (["--listen", "here"], "write ADDRESS:PORT"),
-        (["--pool-slots", "0"], "pool-slots must be from 2 to 1024"),
         (["--lease", "0"], "lease_seconds must be"),
         (["--deadline", "0.01"], "the deadline (0.01 s)"),
         (["--switch", "somewhere"], "grpc must be ADDRESS:PORT"),
@@ -236,3 +497,48 @@ def test_serve_with_a_bad_hosts_file(hosts_file: Path, capsys: pytest.CaptureFix
     assert f"{hosts_file}: host 1 (h1): port must be" in refused(capsys, "--hosts", str(hosts_file))
     missing = hosts_file.with_name("missing.toml")
     assert "cannot read the hosts file" in refused(capsys, "--hosts", str(missing))
+
+
+# ---- docs/operations.md ----------------------------------------------------------------------------------------------
+
+
+def keys(document: Any) -> set[str]:
+    """All keys of a document but those of counters and of fallbacks, which are names of something counted."""
+    if isinstance(document, list):
+        return set().union(*(keys(one) for one in document))
+    if not isinstance(document, dict):
+        return set()
+    inner = (keys(value) for name, value in document.items() if name not in ("counters", "fallbacks"))
+    return set(document).union(*inner)
+
+
+def test_the_page_lists_every_key_of_the_json(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    written = set(re.findall(r"`(\w+)`", text[text.index("### JSON") : text.index("## Several jobs")]))
+    fake.servicer.jobs = [job()]
+    fake.servicer.pools = [pb.PoolsReply(pools=[pb.Pool(size=1024)])]
+    fake.servicer.replies = {"SetMode": pb.SetModeReply(), "Drain": pb.DrainReply()}
+    fake.servicer.watch = lambda _: iter([fake.servicer.snapshot()] * 2)
+    found: set[str] = set()
+    for command in COMMANDS:
+        options = ["--wait", "9"] if command[0] == "drain" else ["--once"] if command[0] == "top" else []
+        assert run(fake, *command, *options, "--json") == 0
+        document = json.loads(capsys.readouterr().out)
+        if command[0] == "counters":
+            document["jobs"][0]["switch"] = {}
+        found |= keys(document)
+    assert found <= written
+    assert written - found <= {command[0] for command in COMMANDS}
+
+
+def test_the_page_lists_every_command_and_option(capsys: pytest.CaptureFixture[str]) -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    table = text[text.index("## p4reducectl") : text.index("### JSON")]
+    commands = {row.split()[0] for row in re.findall(r"^\| `([^`]+)`", table, re.M)}
+    parser = cli.build_parser()
+    (subparsers,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    assert commands == set(subparsers.choices) == {command[0] for command in COMMANDS}
+    for command in subparsers.choices.values():
+        for action in command._actions:
+            for option in action.option_strings:
+                assert option in ("-h", "--help") or f"`{option}" in table, option
