@@ -17,6 +17,8 @@ from p4reduce_controller.pools import MIN_WINDOW
 MAX_JOB_NAME = 128
 DEFAULT_WAIT_SECONDS = 60.0
 MAX_WAIT_SECONDS = 86400.0
+MODES = ("auto", "require", "off")
+NONCE_BYTES = 16
 
 
 class Code(Enum):
@@ -30,6 +32,8 @@ class Code(Enum):
     DEADLINE_EXCEEDED = "DEADLINE_EXCEEDED"
     ABORTED = "ABORTED"
     CANCELLED = "CANCELLED"
+    PERMISSION_DENIED = "PERMISSION_DENIED"
+    UNAUTHENTICATED = "UNAUTHENTICATED"
     UNAVAILABLE = "UNAVAILABLE"
     INTERNAL = "INTERNAL"
 
@@ -62,6 +66,18 @@ class Applicant:
     udp_port: int
     receive_frames: int
     wait_seconds: float
+    mode: str = "auto"
+    ring: bool = False
+    nonce: bytes = b""
+    """Tells a Join that is repeated from another process's; empty: nothing does."""
+    slots_min: int = MIN_WINDOW
+    slots_want: int = 0
+    """0: as many as a fair share gives."""
+
+    @property
+    def needs_switch(self) -> bool:
+        """Whether nothing but the switch path will do."""
+        return self.mode == "require" or not self.ring
 
     @property
     def name(self) -> str:
@@ -83,6 +99,11 @@ class Claim:
     receive_frames: int
     wait_seconds: float
     client_version: str
+    mode: str = ""
+    ring: bool = False
+    nonce: bytes = b""
+    slots_min: int = 0
+    slots_want: int = 0
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -116,6 +137,40 @@ def check_job_name(job: str) -> None:
         )
     if not job.isprintable():
         raise RefusedError(Code.INVALID_ARGUMENT, f"the job name {job!r} has control characters: use printable ones")
+
+
+def mode_of(said: str, empty: str = "auto") -> str:
+    """A mode as users write it: "ring" is another word for "off", `empty` is what no word means."""
+    mode = {"": empty, "ring": "off"}.get(said, said)
+    if mode not in MODES:
+        raise RefusedError(
+            Code.INVALID_ARGUMENT, f"mode {said[:40]!r} is none of {', '.join(MODES)} (ring is the same as off)"
+        )
+    return mode
+
+
+def _check_path(claim: Claim) -> str:
+    """What the rank says about its paths; its mode."""
+    mode = mode_of(claim.mode)
+    if mode == "off" and not claim.ring:
+        raise RefusedError(
+            Code.INVALID_ARGUMENT, f"rank {claim.rank}: mode off means the ring path, and it has none: give it a ring"
+        )
+    if claim.nonce and len(claim.nonce) != NONCE_BYTES:
+        raise RefusedError(Code.INVALID_ARGUMENT, f"the nonce has {len(claim.nonce)} bytes, not {NONCE_BYTES}")
+    for name, slots in (("slots_min", claim.slots_min), ("slots_want", claim.slots_want)):
+        if slots > constants.SLOTS:
+            raise RefusedError(
+                Code.INVALID_ARGUMENT,
+                f"{name} {slots} is more than the switch has: {constants.SLOTS} slots, shared by all jobs",
+            )
+    if claim.slots_want and claim.slots_want < max(claim.slots_min, MIN_WINDOW):
+        raise RefusedError(
+            Code.INVALID_ARGUMENT,
+            f"slots_want {claim.slots_want} is below the least that is of use "
+            f"(slots_min {claim.slots_min}, and never less than {MIN_WINDOW})",
+        )
+    return mode
 
 
 def check(claim: Claim, hosts: Hosts, profile: Profile) -> Applicant:
@@ -163,5 +218,17 @@ def check(claim: Claim, hosts: Hosts, profile: Profile) -> Applicant:
             f"0 means {DEFAULT_WAIT_SECONDS:.0f}",
         )
     return Applicant(
-        claim.job, claim.world_size, claim.rank, claim.incarnation, host, claim.udp_port, claim.receive_frames, wait
+        claim.job,
+        claim.world_size,
+        claim.rank,
+        claim.incarnation,
+        host,
+        claim.udp_port,
+        claim.receive_frames,
+        wait,
+        _check_path(claim),
+        claim.ring,
+        claim.nonce,
+        max(claim.slots_min, MIN_WINDOW),
+        claim.slots_want,
     )

@@ -3,52 +3,64 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import hmac
 
 from p4reduce_controller.admission import Applicant, Code, ranks_text
-from p4reduce_controller.entries import Epoch, Place
 from p4reduce_controller.model import (
+    Fence,
     Grant,
     Install,
     Job,
+    LeaveDone,
+    Order,
+    OrderKind,
+    Path,
     Run,
     Seat,
     Signal,
+    TellFence,
     Worker,
     WorkerState,
 )
-from p4reduce_controller.pools import window
-from p4reduce_controller.records import Records, applicant_of, run_of, superseded
+from p4reduce_controller.paths import FIRST_DELAY, Paths, plan_of
+from p4reduce_controller.records import applicant_of, run_of, superseded
 from p4reduce_controller.states import State
 from p4reduce_controller.store import StoreError
 
+MAX_FENCES = 256
+"""Fences of past epochs that a late worker can still be told."""
 
-class Rounds(Records):
-    """Taking a seat, waiting, and starting the epoch."""
+
+class Rounds(Paths):
+    """Taking a seat, waiting, starting the epoch; and the loud end, after which a new round may begin."""
 
     # ---- steps: taking a seat -------------------------------------------------------------------------------------
-
-    def _ignore(self, job: Job, _: Signal) -> State:
-        return job.state
 
     def _start(self, job: Job, signal: Signal) -> State:
         applicant = applicant_of(signal)
         # Whatever ran under this name is over; its entries live on in `_endings` until they are removed.
         job.world_size, job.incarnation = applicant.world_size, applicant.incarnation
-        job.run, job.reason = None, ""
+        self._clear(job)
         job.seats.clear()
         job.misfits.clear()
         return self._seat(job, signal)
 
+    def _clear(self, job: Job) -> None:
+        """Nothing of the last membership counts in the next one."""
+        job.run, job.reason = None, ""
+        job.policy, job.policy_changed = self.default_policy, False
+        job.path, job.path_reason, job.promotions = Path.SWITCH, "", 0
+        job.fallbacks.clear()
+
     def _seat(self, job: Job, signal: Signal) -> State:
         self._take_seat(job, signal)
-        return self._complete(job)
+        return self._complete(job, signal)
 
     def _seat_early(self, job: Job, signal: Signal) -> State:
         applicant = applicant_of(signal)
         member = run_of(job).workers.get(applicant.rank)
         if member is not None and member.state is not WorkerState.LEFT:
-            return self._refuse_again(job, signal)
+            return self._join_again(job, signal)
         self._take_seat(job, signal)
         return job.state
 
@@ -60,6 +72,9 @@ class Rounds(Records):
             return
         taken = job.seats.get(applicant.rank)
         if taken is not None:
+            if _repeats(taken.applicant, applicant):
+                self._move_seat(job, taken, signal)
+                return
             self._refuse(
                 [signal.ticket],
                 Code.ALREADY_EXISTS,
@@ -76,19 +91,43 @@ class Rounds(Records):
                     f"{applicant.host.ip} port {applicant.udp_port}: give every rank a socket of its own",
                 )
                 return
+            if seat.applicant.mode != applicant.mode:
+                self._refuse(
+                    [signal.ticket],
+                    Code.FAILED_PRECONDITION,
+                    f"job {job.name!r}: rank {applicant.rank} says mode {applicant.mode}, rank {seat.applicant.rank} "
+                    f"said {seat.applicant.mode}: start all ranks with the same mode",
+                )
+                return
         job.misfits.pop(applicant.rank, None)
+        job.mode = applicant.mode
         job.seats[applicant.rank] = Seat(applicant, signal.ticket, signal.now + applicant.wait_seconds)
 
-    def _refuse_again(self, job: Job, signal: Signal) -> State:
+    def _move_seat(self, job: Job, seat: Seat, signal: Signal) -> None:
+        """The same process asks again: it has lost its first call."""
+        self._refuse(
+            [seat.ticket], Code.ABORTED, f"job {job.name!r}: {seat.applicant.name} has asked again with another call"
+        )
+        seat.ticket = signal.ticket
+
+    def _join_again(self, job: Job, signal: Signal) -> State:
         applicant = applicant_of(signal)
+        run = run_of(job)
+        seat, member = job.seats.get(applicant.rank), run.workers.get(applicant.rank)
         if applicant.world_size != job.world_size:
             self._refuse([signal.ticket], Code.FAILED_PRECONDITION, _sizes_differ(job, applicant))
+        elif seat is not None and job.state is State.INSTALLING and _repeats(seat.applicant, applicant):
+            self._move_seat(job, seat, signal)
+        elif member is not None and _repeats(member.applicant, applicant):
+            # The answer was lost on its way. The path to begin with is enough: the stream brings the current order.
+            member.heard = signal.now
+            self._actions.append(Grant(signal.ticket, applicant.rank, run, run.running, member.credential, job.policy))
         else:
             self._refuse(
                 [signal.ticket],
                 Code.ALREADY_EXISTS,
                 f"job {job.name!r}: rank {applicant.rank} has already joined and the job is running in epoch "
-                f"{run_of(job).plan.number}: raise the incarnation (now {job.incarnation}) to replace it, "
+                f"{run.epoch}: raise the incarnation (now {job.incarnation}) to replace it, "
                 f"or choose another job name",
             )
         return job.state
@@ -126,75 +165,104 @@ class Rounds(Records):
         self._refuse_seats(
             job,
             Code.DEADLINE_EXCEEDED,
-            f"job {job.name!r}: {ranks_text(staying)} did not leave epoch {run_of(job).plan.number} in time: "
+            f"job {job.name!r}: {ranks_text(staying)} did not leave epoch {run_of(job).epoch} in time: "
             f"end the job on every rank before it is joined again",
         )
         return job.state
 
     # ---- steps: starting an epoch ---------------------------------------------------------------------------------
 
-    def _complete(self, job: Job, _: Signal | None = None) -> State:
-        """Start the epoch if every rank is there."""
+    def _complete(self, job: Job, signal: Signal) -> State:
+        """Start the epoch if every rank is there: on the switch if it may, else, where it has one, on the ring."""
         if len(job.seats) < job.world_size:
             return State.JOINING if job.seats else State.ABSENT
-        if self._switch_down is not None:
-            self._refuse_seats(job, Code.UNAVAILABLE, self._no_switch())
+        applicants = [job.seats[rank].applicant for rank in range(job.world_size)]
+        job.mode, job.ring = applicants[0].mode, all(applicant.ring for applicant in applicants)
+        bound = job.mode == "require" or not job.ring
+        kept_off = self._kept_off(job.mode)
+        if kept_off is not None:
+            if not bound:
+                return self._start_ring(job, *kept_off, signal.now)
+            self._refuse_off(job, kept_off)
             return State.ABSENT
-        lease = self._pools.take(job.world_size)
+        lease = self._lease(job, applicants)
         if lease is None:
+            if not bound:
+                return self._start_ring(job, "no_room", "the switch has no slots left", signal.now)
             if self._endings:
                 return State.JOINING  # `removed` comes back to this
+            minimum = max(applicant.slots_min for applicant in applicants)
             self._refuse_seats(
                 job,
                 Code.RESOURCE_EXHAUSTED,
-                f"job {job.name!r}: all {len(self._pools.bases)} pools of the switch are in use: end another job, "
-                f"or start the controller with smaller pools (--pool-slots, now {self._pools.pool_slots})",
+                f"job {job.name!r}: the switch has no room for it, it needs {minimum} slots in a row: end another "
+                f"job, start the controller with smaller pools (--pool-slots, now {self._pools.pool_slots}), "
+                f"or join with a ring path and mode auto",
             )
             return State.ABSENT
         try:
-            epoch = self._next_epoch()
+            epoch = self._new_epoch()
         except StoreError as error:
             self._pools.give_back(lease)
             self._refuse_seats(job, Code.INTERNAL, f"job {job.name!r}: {error}")
             return State.ABSENT
-        self._own = range(self._own.start or epoch, epoch + 1)
-        applicants = [job.seats[rank].applicant for rank in range(job.world_size)]
-        places = tuple(Place(a.rank, a.host.ip_number, a.host.mac_number, a.host.port, a.udp_port) for a in applicants)
-        plan = Epoch(epoch, lease, places)
-        or_slots, add_slots = window(
-            lease.pool_size,
-            [a.receive_frames for a in applicants],
-            Counter(a.host.port for a in applicants),
-            self._slots_in_use(),
-            self._port_budget,
-        )
-        job.run = Run(plan, or_slots, add_slots, {})
+        plan = plan_of(epoch, lease, applicants)
+        slots = self._window(job, applicants, lease)
+        order = Order(1, OrderKind.RUN_SWITCH, epoch, 0, *slots)
+        job.run = Run(epoch, epoch, order, order, plan, *slots, {}, counted=epoch, settled=signal.now)
         self._actions.append(Install(plan))
         return State.INSTALLING
 
-    def _slots_in_use(self) -> Counter[int]:
-        """Slots that running epochs keep in flight behind each switch port."""
-        used: Counter[int] = Counter()
-        for job in self._jobs.values():
-            if job.live and job.run is not None:
-                for port, workers in job.run.workers_on_port().items():
-                    used[port] += workers * (job.run.or_slots + job.run.add_slots)
-        return used
+    def _start_ring(self, job: Job, reason: str, text: str, now: float) -> State:
+        """Begin on the ring path."""
+        try:
+            epoch = self._new_epoch()
+        except StoreError as error:
+            self._refuse_seats(job, Code.INTERNAL, f"job {job.name!r}: {error}")
+            return State.ABSENT
+        order = Order(1, OrderKind.RUN_RING, epoch, 0, why=f"{reason}: {text}")
+        job.run = Run(epoch, epoch, order, order, None, 0, 0, {}, settled=now, not_before=now + FIRST_DELAY)
+        job.run.no_room = reason == "no_room"
+        job.fallbacks[reason] += 1
+        self._to_ring(job, reason, text, 0)
+        return self._admit(job, State.RING, now)
 
     def _grant(self, job: Job, signal: Signal) -> State:
+        """The switch is ready."""
+        kept_off = self._kept_off(job.mode)
+        if kept_off is not None and job.ring and job.mode == "auto":
+            # It was drained, or lost, meanwhile.
+            self._end(job, None)
+            return self._start_ring(job, *kept_off, signal.now)
+        job.path, job.path_reason = Path.SWITCH, ""
+        return self._admit(job, State.SWITCH, signal.now)
+
+    def _admit(self, job: Job, state: State, now: float) -> State:
+        """Answer every Join, after the job is on disk."""
         run = run_of(job)
         for rank, seat in job.seats.items():
-            run.workers[rank] = Worker(seat.applicant, signal.now)
-        self._actions += [Grant(seat.ticket, rank, run) for rank, seat in job.seats.items()]
+            run.workers[rank] = Worker(seat.applicant, now, credential=self._credential())
+        job.state = state
+        self._save(job)
+        self._actions += [
+            Grant(seat.ticket, rank, run, run.order, run.workers[rank].credential, job.policy)
+            for rank, seat in job.seats.items()
+        ]
         job.seats.clear()
         job.misfits.clear()
-        return State.RUNNING
+        return state
 
     def _install_failed(self, job: Job, signal: Signal) -> State:
+        self._end(job, None)
+        if job.ring and job.mode == "auto":
+            text = f"the switch could not be set up: {signal.message}"
+            state = self._start_ring(job, "no_switch", text, signal.now)
+            if job.run is not None and state is State.RING:
+                self._delay(job, signal.now, on_switch=False)
+            return state
         self._refuse_seats(
             job, Code.UNAVAILABLE, f"job {job.name!r}: the switch could not be set up: {signal.message}: join again"
         )
-        self._end(job, None)
         return State.ABSENT
 
     def _abandon(self, job: Job, signal: Signal) -> State:
@@ -213,6 +281,45 @@ class Rounds(Records):
         if job.run is not None:
             self._end(job, None)
         return self._start(job, signal)
+
+    def _evict_seats(self, job: Job, _: Signal) -> State:
+        self._refuse_seats(job, Code.ABORTED, f"job {job.name!r}: an operator has ended it")
+        if job.run is not None:
+            self._end(job, None)
+        return State.ABSENT
+
+    # ---- the loud end ---------------------------------------------------------------------------------------------
+
+    def _fence(self, job: Job, fence: Fence, signal: Signal) -> State:
+        """End the membership. The workers are told by `revoked`, once nothing of theirs can count any more."""
+        run = run_of(job)
+        streams = [w.stream for w in run.workers.values() if w.stream is not None]
+        self._forget(job)
+        if run.plan is not None:
+            self._end(job, fence).streams += streams
+        else:
+            self._actions += [TellFence(stream, fence) for stream in streams]
+        for worker in run.workers.values():
+            if worker.leaving is not None:
+                # Nobody is kept waiting; it was to be gone anyway.
+                self._actions += [LeaveDone(ticket) for ticket in worker.leaving.tickets]
+                worker.leaving = None
+        run.due, run.doubt = None, None
+        job.reason = fence.message
+        self._past[run.epoch] = (job.name, fence)
+        while len(self._past) > MAX_FENCES:
+            self._past.popitem(last=False)
+        return self._next_round(job, signal) if job.seats else State.FAILED
+
+    def _next_round(self, job: Job, signal: Signal) -> State:
+        """Ranks that left early wait for the next epoch already."""
+        self._clear(job)
+        return self._complete(job, signal)
+
+
+def _repeats(first: Applicant, second: Applicant) -> bool:
+    """Whether both are the same process's call."""
+    return bool(first.nonce) and hmac.compare_digest(first.nonce, second.nonce)
 
 
 def _remedy(job: Job) -> str:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a running epoch: reports, departures, and the loud end."""
+"""The steps of a membership on whichever path: streams, reports, losses and departures."""
 
 from __future__ import annotations
 
-from p4reduce_controller.admission import Code
+import math
+
+from p4reduce_controller.admission import MAX_WAIT_SECONDS, Code
 from p4reduce_controller.model import (
     Close,
+    Departure,
     Fence,
     Job,
     LeaveDone,
@@ -14,50 +17,70 @@ from p4reduce_controller.model import (
     Signal,
     TellFence,
     TellLeft,
+    TellOrder,
+    TellPolicy,
+    TellReport,
     Worker,
     WorkerState,
 )
+from p4reduce_controller.promotion import Promotion
 from p4reduce_controller.records import run_of, superseded
-from p4reduce_controller.rounds import Rounds
 from p4reduce_controller.states import State
 
-MAX_FENCES = 256
-"""Fences of past epochs that a late worker can still be told."""
+MAX_COUNTERS = 64
+"""Counters that are kept of a worker."""
+MAX_COUNTER_NAME = 64
 
 
-class Runs(Rounds):
+def _seconds(said: float) -> float:
+    """A duration that a worker reports; what is none counts as 0."""
+    return said if 0.0 <= said < math.inf else 0.0
+
+
+class Runs(Promotion):
     """What happens between the grant and the last leave or the fence."""
 
-    # ---- steps: a running epoch -----------------------------------------------------------------------------------
+    # ---- steps: streams and reports -------------------------------------------------------------------------------
 
     def _open(self, job: Job, signal: Signal) -> State:
-        worker = run_of(job).workers.get(signal.rank)
+        run = run_of(job)
+        worker = run.workers.get(signal.rank)
         if worker is None or worker.state is WorkerState.LEFT:
             what = "has left" if worker is not None else "is not part of"
             self._reject_stream(signal, Code.FAILED_PRECONDITION, f"rank {signal.rank} {what} job {job.name!r}")
-        elif worker.stream is not None:
+            return job.state
+        if worker.stream is not None:
             self._reject_stream(
                 signal, Code.ALREADY_EXISTS, f"{worker.applicant.name} of job {job.name!r} has a stream open already"
             )
-        else:
-            worker.stream = signal.ticket
-            worker.state = WorkerState.REPORTING
-            self._actions.append(Register(signal.ticket))
+            return job.state
+        stream = signal.ticket
+        worker.stream = stream
+        worker.state = WorkerState.REPORTING
+        self._actions += [Register(stream), TellOrder(stream, run.order)]
+        if job.policy_changed:
+            self._actions.append(TellPolicy(stream, job.policy))
+        for rank, other in run.workers.items():
+            if other.state is WorkerState.LEFT:
+                self._actions.append(TellLeft(stream, rank, other.submitted))
+            elif other.leaving is not None and rank != signal.rank:
+                self._actions.append(TellReport(stream, other.leaving.submitted))
         return job.state
 
     def _open_past(self, job: Job, signal: Signal) -> State:
         epoch = signal.epoch
         name, fence = self._past.get(epoch, ("", None))
-        ending = self._endings.get(epoch)
         if fence is not None and name == job.name:
-            if ending is not None and not ending.revoked:
-                ending.streams.append(signal.ticket)
+            told = [e for e in self._endings.values() if e.membership == epoch and e.fence is fence and not e.revoked]
+            if told:
+                told[0].streams.append(signal.ticket)
             else:
                 self._actions.append(TellFence(signal.ticket, fence))
         elif epoch not in self._own:
-            # The worker has met nothing but nacks since our predecessor's entries were taken away: it shall know why.
+            # What ended before our time, or is on a state file that we do not have.
             message = (
-                f"job {job.name!r}: the controller was restarted and does not keep running jobs yet; restart the job"
+                f"job {job.name!r}: this controller knows nothing of epoch {epoch}: it was over before the controller "
+                f"was restarted, or the controller runs without the state file it had; restart the job"
             )
             self._actions.append(TellFence(signal.ticket, Fence(Reason.ABORTED, message)))
         else:
@@ -74,12 +97,20 @@ class Runs(Rounds):
 
     def _report(self, job: Job, signal: Signal) -> State:
         worker, report = run_of(job).workers[signal.rank], signal.report
-        if worker.state is not WorkerState.LEFT:
-            worker.heard = signal.now
-        if report is not None:
-            advanced = report.completed > worker.completed
-            worker.submitted, worker.completed = report.submitted, report.completed
-            self._watch(job, advanced, signal.now)
+        if worker.state is WorkerState.LEFT:
+            return job.state
+        worker.heard = signal.now
+        if report is None:
+            return job.state
+        advanced = report.completed > worker.completed
+        # Neither ever falls; what a leave has said may be ahead of the stream.
+        worker.submitted = max(worker.submitted, report.submitted)
+        worker.completed = max(worker.completed, report.completed)
+        worker.present, worker.rtt = report.present, _seconds(report.rtt)
+        worker.silent = _seconds(report.silent) if report.present in (0, run_of(job).present) else 0.0
+        names = [name for name in report.counters if len(name) <= MAX_COUNTER_NAME]
+        worker.counters = {name: report.counters[name] for name in names[:MAX_COUNTERS]}
+        self._watch(job, advanced, signal.now)
         return job.state
 
     def _watch(self, job: Job, advanced: bool, now: float) -> None:
@@ -92,32 +123,16 @@ class Runs(Rounds):
         elif advanced or run.waiting_since is None:
             run.waiting_since = now
 
-    def _trouble(self, job: Job, signal: Signal) -> State:
-        self._report(job, signal)
-        run = run_of(job)
-        if run.workers[signal.rank].state is WorkerState.LEFT:
-            return job.state
-        trouble = signal.report.trouble if signal.report is not None else None
-        if trouble is None:
-            raise RuntimeError("TROUBLE without a trouble")
-        reporter = run.workers[signal.rank].applicant
-        ranks: tuple[int, ...] = (signal.rank,)
-        if trouble.reason is Reason.STALLED:
-            # Who has not handed the bucket in is who the others wait for, as far as the last reports tell.
-            late = tuple(r for r, w in run.workers.items() if r != signal.rank and w.submitted <= trouble.bucket)
-            ranks = late or ranks
-        message = f"job {job.name!r}: {reporter.name}: {trouble.message or trouble.reason.name.lower()}"
-        return self._fence(job, Fence(trouble.reason, message, ranks, trouble.bucket))
+    # ---- steps: losses --------------------------------------------------------------------------------------------
 
     def _lose_broken(self, job: Job, signal: Signal) -> State:
         worker = run_of(job).workers[signal.rank]
         worker.stream = None
         if worker.state is WorkerState.LEFT:
-            self._announce(job, worker)
             return job.state
         worker.state = WorkerState.LOST
         message = f"job {job.name!r}: {worker.applicant.name} is lost: its progress stream ended without a leave"
-        return self._fence(job, Fence(Reason.WORKER_LOST, message, (signal.rank,)))
+        return self._fence(job, Fence(Reason.WORKER_LOST, message, (signal.rank,)), signal)
 
     def _lose_silent(self, job: Job, signal: Signal) -> State:
         workers = [run_of(job).workers[rank] for rank in signal.ranks]
@@ -126,74 +141,101 @@ class Runs(Rounds):
         names = ", ".join(worker.applicant.name for worker in workers)
         verb = "is" if len(workers) == 1 else "are"
         message = f"job {job.name!r}: {names} {verb} lost: no report for {self._lease_seconds:g} s"
-        return self._fence(job, Fence(Reason.WORKER_LOST, message, signal.ranks))
-
-    def _lose_switch(self, job: Job, signal: Signal) -> State:
-        why = signal.message or f"the switch was restarted and holds nothing of epoch {run_of(job).plan.number}"
-        return self._fence(job, Fence(Reason.SWITCH_LOST, f"job {job.name!r}: {why}"))
+        return self._fence(job, Fence(Reason.WORKER_LOST, message, signal.ranks), signal)
 
     def _supersede(self, job: Job, signal: Signal) -> State:
         self._refuse_seats(job, Code.ABORTED, superseded(job, signal))
-        self._fence(job, Fence(Reason.SUPERSEDED, superseded(job, signal)))
+        self._fence(job, Fence(Reason.SUPERSEDED, superseded(job, signal)), signal)
         return self._start(job, signal)
 
+    def _evict(self, job: Job, signal: Signal) -> State:
+        message = f"job {job.name!r}: an operator has ended it"
+        self._refuse_seats(job, Code.ABORTED, message)
+        return self._fence(job, Fence(Reason.EVICTED, message), signal)
+
+    # ---- steps: departures ----------------------------------------------------------------------------------------
+
     def _leave(self, job: Job, signal: Signal) -> State:
-        run = run_of(job)
-        worker = run.workers.get(signal.rank)
+        """A rank wants to leave. It stays a member until DEPART."""
+        worker = run_of(job).workers.get(signal.rank)
         if worker is None:
             self._refuse(
                 [signal.ticket],
                 Code.NOT_FOUND,
                 f"job {job.name!r} has ranks 0 to {job.world_size - 1}, no rank {signal.rank}",
             )
-            return job.state
-        if worker.state is not WorkerState.LEFT:
-            worker.state = WorkerState.LEFT
-            worker.heard = signal.now
-        if self._staying(job):
-            # While its stream is open, a report may still be on the way that says how far it came.
-            if worker.stream is None:
-                self._announce(job, worker)
+        elif worker.state is WorkerState.LEFT:
             self._actions.append(LeaveDone(signal.ticket))
+        elif worker.leaving is not None:
+            worker.leaving.tickets.append(signal.ticket)
+        else:
+            worker.heard = signal.now
+            worker.submitted = max(worker.submitted, signal.submitted)
+            wait = signal.wait_seconds if 0 < signal.wait_seconds <= MAX_WAIT_SECONDS else 0.0
+            worker.leaving = Departure([signal.ticket], worker.submitted, signal.now + wait)
+            if wait:
+                self._actions += [
+                    TellReport(other.stream, worker.submitted)
+                    for other in self._staying(job)
+                    if other is not worker and other.stream is not None and other.completed < worker.submitted
+                ]
+        return job.state
+
+    def _leave_trial(self, job: Job, signal: Signal) -> State:
+        """Nobody is promoted while somebody leaves."""
+        worker = run_of(job).workers.get(signal.rank)
+        if worker is not None:
+            self._drop_trial(job, signal.now)
+        return self._leave(job, signal)
+
+    def _may_depart(self, job: Job, worker: Worker, now: float) -> bool:
+        """Whether a leaving worker is needed no more, or has waited long enough."""
+        leaving = worker.leaving
+        if leaving is None or worker.state is WorkerState.LEFT:
+            return False
+        return leaving.expires <= now or not self._behind(job, worker)
+
+    def _behind(self, job: Job, leaver: Worker) -> list[int]:
+        """Members that have not completed what `leaver` took part in."""
+        return [w.applicant.rank for w in self._staying(job) if w is not leaver and w.completed < leaver.submitted]
+
+    def _depart(self, job: Job, signal: Signal) -> State:
+        """A rank has left for good."""
+        run = run_of(job)
+        worker = run.workers[signal.rank]
+        behind = self._behind(job, worker)
+        tickets = worker.leaving.tickets if worker.leaving is not None else []
+        worker.state, worker.leaving = WorkerState.LEFT, None
+        if job.state is State.CUTTING and behind:
+            # They cannot be saved without its integers.
+            self._actions += [LeaveDone(ticket) for ticket in tickets]
+            message = (
+                f"job {job.name!r}: {worker.applicant.name} left without waiting while "
+                f"bucket {min(run.workers[rank].completed for rank in behind)} was still to be moved to the ring path"
+            )
+            return self._fence(job, Fence(Reason.WORKER_LOST, message, (signal.rank,)), signal)
+        run.due = None
+        if self._staying(job):
+            job.state = State.LEAVING
+            self._save(job)
+            for other in self._staying(job):
+                if other.stream is not None:
+                    self._actions.append(TellLeft(other.stream, signal.rank, worker.submitted))
+            self._actions += [LeaveDone(ticket) for ticket in tickets]
             return State.LEAVING
-        self._end(job, None).tickets.append(signal.ticket)
+        self._forget(job)
+        if run.plan is not None:
+            # Its lease ends first: who comes next finds the pool.
+            self._end(job, None).tickets += tickets
+        else:
+            self._actions += [LeaveDone(ticket) for ticket in tickets]
         self._actions += [Close(w.stream) for w in run.workers.values() if w.stream is not None]
-        return self._next_round(job) if job.seats else State.ABSENT
-
-    def _announce(self, job: Job, worker: Worker) -> None:
-        """Tell the others that a worker has left, once."""
-        if worker.announced:
-            return
-        worker.announced = True
-        for other in self._staying(job):
-            if other.stream is not None:
-                self._actions.append(TellLeft(other.stream, worker.applicant.rank, worker.submitted))
-
-    def _announce_silent(self, job: Job, now: float) -> None:
-        """Do not wait for ever for the stream of a worker that has left to end."""
-        for worker in self._unannounced(job):
-            if self._lapse(worker) <= now:
-                self._announce(job, worker)
+        return self._next_round(job, signal) if job.seats else State.ABSENT
 
     def _leave_past(self, job: Job, signal: Signal) -> State:
-        ending = self._endings.get(signal.epoch)
-        if ending is not None and ending.fence is None:
-            ending.tickets.append(signal.ticket)
+        endings = [e for e in self._endings.values() if e.membership == signal.epoch and e.fence is None]
+        if endings and endings[-1].retry_at is None:
+            endings[-1].tickets.append(signal.ticket)
         else:
             self._actions.append(LeaveDone(signal.ticket))
         return job.state
-
-    def _fence(self, job: Job, fence: Fence) -> State:
-        """End the epoch loudly. The workers are told by `revoked`, once nothing of theirs can count any more."""
-        ending = self._end(job, fence)
-        ending.streams += [w.stream for w in run_of(job).workers.values() if w.stream is not None]
-        job.reason = fence.message
-        self._past[ending.plan.number] = (job.name, fence)
-        while len(self._past) > MAX_FENCES:
-            self._past.popitem(last=False)
-        return self._next_round(job) if job.seats else State.FAILED
-
-    def _next_round(self, job: Job) -> State:
-        """Ranks that left early wait for the next epoch already."""
-        job.run, job.reason = None, ""
-        return self._complete(job)

@@ -76,7 +76,7 @@ def test_a_silent_worker_is_lost_after_its_lease(rig: Rig) -> None:
     first.report(submitted=3, completed=2)
     until(lambda: rig.job().workers[0].submitted == 3)
     rig.advance(3.9)
-    assert rig.job().state == "running"
+    assert rig.job().state == "switch"
     assert rig.job().workers[1].silent_seconds == pytest.approx(9.9)
     rig.advance(0.2)
     for stream in (first, second):
@@ -86,9 +86,10 @@ def test_a_silent_worker_is_lost_after_its_lease(rig: Rig) -> None:
 
 
 def test_a_worker_that_never_opens_its_stream_is_lost(rig: Rig) -> None:
-    epoch = rig.join_all()[0].epoch
-    stream = Stream(rig.stub, epoch, 0)
-    stream.next()
+    reply = rig.join_all()[0]
+    stream = Stream(rig.stub, reply.epoch, 0, credential=reply.credential)
+    assert stream.next().HasField("registered")
+    assert stream.next().order == reply.order
     rig.clock.now += 9.0
     stream.report()
     until(lambda: rig.job().workers[0].silent_seconds == 0.0)
@@ -183,7 +184,7 @@ def test_a_stream_of_an_epoch_that_is_over_or_unknown(rig: Rig) -> None:
     early = Stream(rig.stub, 7, 1)
     fence = early.next().fence
     assert fence.reason == pb.Fence.ABORTED
-    assert "the controller was restarted and does not keep running jobs yet; restart the job" in fence.message
+    assert "job 'train': this controller knows nothing of epoch 7: it was over before" in fence.message
     assert early.rest() == []
     code, text = refused(Stream(rig.stub, epoch, 1, "other").next)
     assert (code, f"job 'other' has no epoch {epoch}" in text) == ("NOT_FOUND", True)
@@ -191,9 +192,12 @@ def test_a_stream_of_an_epoch_that_is_over_or_unknown(rig: Rig) -> None:
 
 def test_a_second_stream_of_a_rank_is_refused(rig: Rig) -> None:
     first, _ = rig.start()
-    code, text = refused(Stream(rig.stub, first.identity["epoch"], 0).next)
+    epoch = first.identity["epoch"]
+    code, text = refused(Stream(rig.stub, epoch, 0, credential=first.metadata[0][1]).next)
     assert (code, "has a stream open already" in text) == ("ALREADY_EXISTS", True)
-    assert rig.job().state == "running"
+    code, text = refused(Stream(rig.stub, epoch, 0, credential=b"x" * 16).next)
+    assert (code, "the credential is not that of rank 0" in text) == ("PERMISSION_DENIED", True)
+    assert rig.job().state == "switch"
 
 
 def test_status_shows_counters_by_name_and_keeps_the_last_of_a_failed_job(rig: Rig) -> None:
@@ -227,11 +231,11 @@ def test_a_lost_switch_session(rig: Rig) -> None:
     assert (code, "connection reset" in text) == ("UNAVAILABLE", True)
     first.report(submitted=8)
     until(lambda: rig.job().workers[0].submitted == 8)
-    assert rig.job().state == "running"
+    assert rig.job().state == "switch"
     rig.switch.unreachable = None
     until(lambda: rig.status().switch.connected)
     assert len(rig.switch.sessions) == 2
-    assert rig.job().state == "running"
+    assert rig.job().state == "switch"
     assert len(rig.switch.holds(entries.ADMIT)) == 2
     assert len(rig.switch.holds(entries.REPLICA)) == 2
     assert len(rig.join_all(2, "other")) == 2
@@ -255,14 +259,52 @@ def test_a_switch_that_stays_away_ends_the_jobs_that_wait_for_it(rig: Rig) -> No
     rig.advance(1)
     fence = waiting.next().fence
     assert fence.reason == pb.Fence.SWITCH_LOST
-    assert "the switch at 127.0.0.1:9559 has been unreachable for 10 s (connection reset)" in fence.message
-    assert rig.job("going").state == "running"
+    assert "switch s1 at 127.0.0.1:9559 has been unreachable for 10 s (connection reset)" in fence.message
+    assert rig.job("going").state == "switch"
     assert not rig.status().switch.connected
     rig.switch.unreachable = None
     until(lambda: rig.status().switch.connected)
     until(lambda: "waiting" not in rig.pools())
     rig.advance(LEASE - 2)
-    assert rig.job("going").state == "running"
+    assert rig.job("going").state == "switch"
+
+
+def orders(stream: Stream, kind: str) -> pb.Order:
+    """The next order, which must be of this kind."""
+    while not (directive := stream.next()).HasField("order"):
+        assert not directive.HasField("fence"), directive
+    assert directive.order.WhichOneof("kind") == kind, directive
+    return directive.order
+
+
+def test_a_cut_and_the_way_back(rig: Rig) -> None:
+    streams = rig.start(2, ring=True)
+    epoch = streams[0].identity["epoch"]
+    trouble = pb.Trouble(code=pb.Trouble.INTEGRITY, message="a sum is wrong", bucket=6)
+    streams[1].report(submitted=8, completed=6, present=epoch, trouble=trouble)
+    for rank, stream in enumerate(streams):
+        stop = orders(stream, "stop")
+        assert (stop.stop.epoch, stop.why) == (epoch, "integrity: rank 1 on host local2 (127.0.1.2): a sum is wrong")
+        stream.report(submitted=8, completed=6, answer=pb.Answer(order=stop.number, bucket=6 + rank))
+    for stream in streams:
+        ring = orders(stream, "run_ring").run_ring
+        assert (ring.epoch, ring.first_bucket) == (epoch + 1, 6)
+    job = rig.job()
+    assert (job.state, job.path, job.epoch, dict(job.fallbacks)) == ("ring", pb.PATH_RING, epoch, {"integrity": 1})
+    until(lambda: rig.switch.holds(entries.ADMIT) == [])
+    rig.advance(1.0)
+    for stream in streams:
+        trial = orders(stream, "trial")
+        assert len(rig.switch.holds(entries.ADMIT)) == 2
+        stream.report(submitted=9, completed=9, answer=pb.Answer(order=trial.number))
+    for rank, stream in enumerate(streams):
+        stream.report(submitted=9, completed=9, answer=pb.Answer(order=orders(stream, "hold").number, bucket=9 + rank))
+    for stream in streams:
+        back = orders(stream, "run_switch").run_switch
+        assert (back.epoch, back.first_bucket) == (trial.trial.epoch, 10)
+    job = rig.job()
+    assert (job.state, job.path, job.present, job.promotions) == ("switch", pb.PATH_SWITCH, back.epoch, 1)
+    assert job.epoch == epoch, "the membership keeps its name"
 
 
 def test_a_switch_that_hangs_is_not_shown_as_connected(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -320,8 +362,8 @@ def test_entries_of_an_earlier_controller_are_taken_away_and_its_epochs_never_us
 def test_leases_end_by_themselves_with_the_real_clock() -> None:
     rig = Rig(lease_seconds=0.2, timer=True, clock=time.monotonic)
     try:
-        epoch = rig.join_all()[0].epoch
-        stream = Stream(rig.stub, epoch, 0)
+        reply = rig.join_all()[0]
+        stream = Stream(rig.stub, reply.epoch, 0, credential=reply.credential)
         fences = [directive.fence for directive in stream.rest() if directive.HasField("fence")]
         assert [fence.reason for fence in fences] == [pb.Fence.WORKER_LOST]
     finally:
@@ -362,6 +404,15 @@ def test_a_client_that_is_gone_before_its_seat_is_taken(rig: Rig) -> None:
         """The context of an RPC that ended before its handler began."""
 
         aborted = False
+
+        def peer(self) -> str:
+            return "ipv4:127.0.0.1:1"
+
+        def invocation_metadata(self) -> tuple[()]:
+            return ()
+
+        def auth_context(self) -> dict[str, Any]:
+            return {}
 
         def add_callback(self, _: Callable[[], None]) -> bool:
             return False

@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A job as it stands on disk, and back. What cannot be told from a job's record needs no restart to be lost.
+
+A record holds credentials: whoever can read the state file can act for its workers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from p4reduce import constants
+from p4reduce.core.config import RetransmissionPolicy
+from p4reduce.errors import ConfigError
+from p4reduce_controller.admission import MODES, Applicant, RefusedError, check_job_name
+from p4reduce_controller.entries import Epoch, Place
+from p4reduce_controller.hosts import Host, Hosts
+from p4reduce_controller.model import Job, Order, OrderKind, Path, Run, Worker, WorkerState
+from p4reduce_controller.pools import Lease
+from p4reduce_controller.states import LIVE, State
+
+VERSION = 1
+
+
+class MemoError(ValueError):
+    """A record that makes no sense, or no sense any more. The text says why."""
+
+
+def memo(job: Job, endings: Sequence[Epoch]) -> dict[str, Any]:
+    """The record of a live job, ready for JSON. `endings`: epochs of its name that the switch still holds part of."""
+    run = job.run
+    if run is None:
+        raise ValueError(f"job {job.name!r} has no membership to remember")
+    return {
+        "version": VERSION,
+        "job": job.name,
+        "world_size": job.world_size,
+        "incarnation": job.incarnation,
+        "state": job.state.name,
+        "mode": job.mode,
+        "ring": job.ring,
+        "path": job.path.name,
+        "path_reason": job.path_reason,
+        "policy": asdict(job.policy),
+        "policy_changed": job.policy_changed,
+        "fallbacks": dict(job.fallbacks),
+        "promotions": job.promotions,
+        "epoch": run.epoch,
+        "present": run.present,
+        "order": _order(run.order),
+        "running": _order(run.running),
+        "plan": None if run.plan is None else _epoch(run.plan),
+        "or_slots": run.or_slots,
+        "add_slots": run.add_slots,
+        "counted": run.counted,
+        "delay": run.delay,
+        "workers": [_worker(run.workers[rank]) for rank in sorted(run.workers)],
+        "endings": [_epoch(plan) for plan in endings],
+    }
+
+
+def recall(record: Mapping[str, Any], hosts: Hosts | None, now: float) -> tuple[Job, list[Epoch]]:
+    """The job of a record, and its epochs that were ending. Every worker counts as heard from `now`.
+
+    MemoError for what `memo` would never write, and when the hosts file no longer agrees with the record.
+    """
+    try:
+        if record["version"] != VERSION:
+            raise MemoError(f"it has version {record['version']!r}, not {VERSION}")
+        job = _job(record)
+        workers = {worker.applicant.rank: worker for worker in (_recall(job, w, hosts, now) for w in record["workers"])}
+        if sorted(workers) != list(range(job.world_size)):
+            raise MemoError(f"it holds {len(workers)} of {job.world_size} ranks")
+        plan = None if record["plan"] is None else _plan(record["plan"], job.world_size)
+        job.run = Run(
+            _number(record["epoch"]),
+            _number(record["present"]),
+            _recall_order(record["order"]),
+            _recall_order(record["running"]),
+            plan,
+            _number(record["or_slots"]),
+            _number(record["add_slots"]),
+            workers,
+            counted=_number(record["counted"]),
+            delay=_seconds(record["delay"]),
+            settled=now,
+        )
+        endings = [_plan(ending, len(ending["places"])) for ending in record["endings"]]
+    except MemoError:
+        raise
+    except (KeyError, TypeError, ValueError, OverflowError, AttributeError, ConfigError, RefusedError) as error:
+        raise MemoError(f"{type(error).__name__}: {error}") from None
+    _check(job, job.run)
+    return job, endings
+
+
+_MUST: dict[State, tuple[OrderKind, OrderKind, bool]] = {
+    State.SWITCH: (OrderKind.RUN_SWITCH, OrderKind.RUN_SWITCH, True),
+    State.CUTTING: (OrderKind.STOP, OrderKind.RUN_SWITCH, False),
+    State.RING: (OrderKind.RUN_RING, OrderKind.RUN_RING, False),
+    State.PREPARING: (OrderKind.RUN_RING, OrderKind.RUN_RING, True),
+    State.TRYING: (OrderKind.TRIAL, OrderKind.RUN_RING, True),
+    State.HOLDING: (OrderKind.HOLD, OrderKind.RUN_RING, True),
+}
+"""Kinds of the current order and of the path's order, and whether there is a lease."""
+
+
+def _check(job: Job, run: Run) -> None:
+    """MemoError when the parts of a record contradict each other."""
+    found = (run.order.kind, run.running.kind, run.plan is not None)
+    if job.state in _MUST and found != _MUST[job.state]:
+        raise MemoError(f"state {job.state.name} does not go with orders {found[0].name} and {found[1].name}")
+    if job.state is State.SWITCH and run.plan is not None and run.plan.number != run.present:
+        raise MemoError(f"it is in epoch {run.present}, but leases for {run.plan.number}")
+    if job.state is not State.LEAVING and any(w.state is WorkerState.LEFT for w in run.workers.values()):
+        raise MemoError(f"a rank has left in state {job.state.name}")
+
+
+def _job(record: Mapping[str, Any]) -> Job:
+    check_job_name(record["job"])
+    state, world = State[record["state"]], _number(record["world_size"])
+    if state not in LIVE or not 1 <= world <= constants.MAX_WORKERS or record["mode"] not in MODES:
+        raise MemoError(f"state {state.name}, world size {world} or mode {record['mode']!r} cannot be")
+    return Job(
+        record["job"],
+        world,
+        _number(record["incarnation"]),
+        state,
+        mode=record["mode"],
+        ring=bool(record["ring"]),
+        path=Path[record["path"]],
+        path_reason=str(record["path_reason"]),
+        policy=RetransmissionPolicy(**record["policy"]),
+        policy_changed=bool(record["policy_changed"]),
+        fallbacks=Counter({str(reason): _number(count) for reason, count in record["fallbacks"].items()}),
+        promotions=_number(record["promotions"]),
+    )
+
+
+def _number(value: Any) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
+        raise MemoError(f"{value!r} is not a number from 0 to 2^64 - 1")
+    return value
+
+
+def _seconds(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+        raise MemoError(f"{value!r} is not a number of seconds")
+    return float(value)
+
+
+def _order(order: Order) -> dict[str, Any]:
+    return asdict(order) | {"kind": order.kind.name}
+
+
+def _recall_order(record: Mapping[str, Any]) -> Order:
+    return Order(
+        _number(record["number"]),
+        OrderKind[record["kind"]],
+        _number(record["epoch"]),
+        _number(record["first_bucket"]),
+        _number(record["or_slots"]),
+        _number(record["add_slots"]),
+        str(record["why"]),
+    )
+
+
+def _epoch(plan: Epoch) -> dict[str, Any]:
+    return {
+        "number": plan.number,
+        "lease": asdict(plan.lease) | {"rids": list(plan.lease.rids)},
+        "places": [asdict(place) for place in plan.places],
+    }
+
+
+def _plan(record: Mapping[str, Any], world: int) -> Epoch:
+    lease = Lease(**{**record["lease"], "rids": tuple(_number(rid) for rid in record["lease"]["rids"])})
+    for value in (lease.pool_base, lease.pool_size, lease.group, lease.stats):
+        _number(value)
+    places = tuple(Place(**{key: _number(value) for key, value in place.items()}) for place in record["places"])
+    if not len(lease.rids) == len(places) == world:
+        raise MemoError(f"an epoch of {world} ranks has {len(places)} places and {len(lease.rids)} rids")
+    return Epoch(_number(record["number"]), lease, places)
+
+
+def _worker(worker: Worker) -> dict[str, Any]:
+    applicant = worker.applicant
+    host = applicant.host
+    return {
+        "rank": applicant.rank,
+        "host": {"name": host.name, "ip": host.ip, "mac": host.mac, "port": host.port},
+        "udp_port": applicant.udp_port,
+        "receive_frames": applicant.receive_frames,
+        "wait_seconds": applicant.wait_seconds,
+        "nonce": applicant.nonce.hex(),
+        "slots_min": applicant.slots_min,
+        "slots_want": applicant.slots_want,
+        "credential": worker.credential.hex(),
+        "left": worker.state is WorkerState.LEFT,
+        "submitted": worker.submitted,
+        "completed": worker.completed,
+    }
+
+
+def _recall(job: Job, record: Mapping[str, Any], hosts: Hosts | None, now: float) -> Worker:
+    said = record["host"]
+    host = Host(str(said["name"]), str(said["ip"]), str(said["mac"]), _number(said["port"]))
+    if hosts is not None:
+        known = hosts.by_ip(host.ip)
+        if known is None or (known.mac, known.port) != (host.mac, host.port):
+            raise MemoError(f"host {host.name} ({host.ip}) is not on port {host.port} any more, says {hosts.source}")
+        host = known
+    applicant = Applicant(
+        job.name,
+        job.world_size,
+        _number(record["rank"]),
+        job.incarnation,
+        host,
+        _number(record["udp_port"]),
+        _number(record["receive_frames"]),
+        _seconds(record["wait_seconds"]),
+        job.mode,
+        job.ring,
+        bytes.fromhex(record["nonce"]),
+        _number(record["slots_min"]),
+        _number(record["slots_want"]),
+    )
+    return Worker(
+        applicant,
+        now,
+        WorkerState.LEFT if record["left"] else WorkerState.JOINED,
+        submitted=_number(record["submitted"]),
+        completed=_number(record["completed"]),
+        credential=bytes.fromhex(record["credential"]),
+    )

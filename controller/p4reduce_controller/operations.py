@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What operators and a restart do to jobs: modes, policies, drains, evictions, and taking up what is on disk."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from p4reduce.core.config import RetransmissionPolicy
+from p4reduce_controller.admission import Code, RefusedError, mode_of, ranks_text
+from p4reduce_controller.entries import Epoch
+from p4reduce_controller.hosts import Hosts
+from p4reduce_controller.memo import MemoError, recall
+from p4reduce_controller.model import Action, Ending, Forget, Job, Order, OrderKind, Signal, TellPolicy, WorkerState
+from p4reduce_controller.records import STARTING, run_of
+from p4reduce_controller.runs import Runs
+from p4reduce_controller.states import Event, State
+
+_LOG = logging.getLogger(__name__)
+
+
+class Operations(Runs):
+    """Calls of operators, and `restore`."""
+
+    def set_mode(self, name: str, mode: str, now: float) -> list[Action]:
+        """Change a job's mode: auto, require, off (or ring). RefusedError when it cannot be."""
+        mode = mode_of(mode, "none")
+        job = self._running(name)
+        if mode == job.mode:
+            return []
+        run = run_of(job)
+        gone = [rank for rank, worker in run.workers.items() if worker.state is WorkerState.LEFT]
+        if gone:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"job {name!r}: {ranks_text(gone)} left already: it ends on the path it is on",
+            )
+        if mode == "off" and not job.ring:
+            raise RefusedError(
+                Code.FAILED_PRECONDITION,
+                f"job {name!r} has no ring path: start all of its ranks with one, or end it with `p4reducectl evict`",
+            )
+        job.mode = mode
+        self._dispatch(job, Event.MODE, Signal(now))
+        return self._taken()
+
+    def set_policy(self, name: str, policy: RetransmissionPolicy, now: float) -> list[Action]:
+        """Change a job's retransmission policy, or with no name the default of jobs to come. RefusedError."""
+        del now
+        if not name:
+            self.default_policy = policy
+            return []
+        job = self._running(name)
+        job.policy, job.policy_changed = policy, True
+        self._save(job)
+        streams = [worker.stream for worker in run_of(job).workers.values() if worker.stream is not None]
+        self._actions += [TellPolicy(stream, policy) for stream in streams]
+        return self._taken()
+
+    def drain(self, now: float) -> list[Action]:
+        """Take off the switch what can leave it, and let nothing new on it."""
+        if not self._drained:
+            self._drained = True
+            for job in list(self._jobs.values()):
+                self._dispatch(job, Event.DRAIN, Signal(now))
+        return self._taken()
+
+    def undrain(self, now: float) -> list[Action]:
+        """Let jobs (back) on the switch; `tick` brings them."""
+        del now
+        self._drained = False
+        return self._taken()
+
+    def moving_staying(self) -> tuple[list[str], list[str]]:
+        """Jobs on the switch that a drain moves to the ring path, and those that stay there."""
+        moving: list[str] = []
+        staying: list[str] = []
+        for job in self._jobs.values():
+            if job.leased is not None and job.state in (State.INSTALLING, State.SWITCH, State.LEAVING):
+                (moving if self._falls_back(job) else staying).append(job.name)
+        return moving, staying
+
+    def evict(self, name: str, now: float) -> list[Action]:
+        """End a job, loudly. RefusedError when there is none."""
+        job = self._jobs.get(name)
+        if job is None or job.state is State.FAILED:
+            why = "no such job: `p4reducectl jobs` shows all" if job is None else "it has failed already"
+            raise RefusedError(Code.NOT_FOUND if job is None else Code.FAILED_PRECONDITION, f"job {name!r}: {why}")
+        self._dispatch(job, Event.EVICT, Signal(now))
+        return self._taken()
+
+    def _running(self, name: str) -> Job:
+        job = self._jobs.get(name)
+        if job is None:
+            raise RefusedError(Code.NOT_FOUND, f"job {name!r}: no such job: `p4reducectl jobs` shows all")
+        if not job.live:
+            raise RefusedError(Code.FAILED_PRECONDITION, f"job {name!r} is not running: it is {job.state.value}")
+        return job
+
+    # ---- after a restart ------------------------------------------------------------------------------------------
+
+    def restore(self, records: Iterable[Mapping[str, Any]], hosts: Hosts | None, now: float) -> list[Action]:
+        """Take up the jobs that an earlier controller has left, before the first `switch_up` and any other call but
+        `drain` and `set_policy`.
+
+        Every worker has a whole lease's time to open its stream again. Records that make no sense, or no longer fit
+        the hosts file, are logged and forgotten.
+        """
+        if self._switch_down is None:
+            self._switch_down, self._down_since = STARTING, now
+        found: list[tuple[Job, list[Epoch]]] = []
+        useless: list[str] = []
+        for record in records:
+            name = str(record.get("job", "")) if isinstance(record, Mapping) else ""
+            try:
+                job, endings = recall(record, hosts or self._hosts, now)
+                plan = run_of(job).plan
+                if job.name in self._jobs:
+                    raise MemoError("it is there twice")
+                if plan is not None and not self._pools.take_exactly(plan.lease):
+                    raise MemoError(f"what it leases, {plan.lease}, is another job's")
+            except MemoError as error:
+                _LOG.error("the record of job %r is forgotten, its workers must start again: %s", name, error)
+                useless.append(name)
+                continue
+            self._jobs[job.name] = job
+            found.append((job, endings))
+        for job, endings in found:
+            # After all jobs: a lease that ended long ago may be another job's by now.
+            for plan in endings:
+                if plan.number not in self._endings and self._pools.take_exactly(plan.lease):
+                    self._endings[plan.number] = Ending(job.name, plan, run_of(job).epoch, retry_at=now)
+        self._actions += [Forget(name) for name in dict.fromkeys(useless) if name not in self._jobs]
+        for job, _ in found:
+            self._resume(job, now)
+        return self._taken()
+
+    def _resume(self, job: Job, now: float) -> None:
+        """Put a restored job back to work."""
+        run = run_of(job)
+        run.not_before = now + run.delay
+        _LOG.info("job %r: taken up again in epoch %d, state %s", job.name, run.epoch, job.state.value)
+        if job.state in (State.PREPARING, State.TRYING, State.HOLDING):
+            plan, old = run.plan, run.running
+            if plan is not None:
+                self._endings[plan.number] = Ending(job.name, plan, run.epoch, retry_at=now)
+                run.plan = None
+            order = Order(0, OrderKind.RUN_RING, old.epoch, old.first_bucket, why="the controller was restarted")
+            self._issue(job, State.RING, order, now)
+        elif job.state is State.CUTTING:
+            run.due = now + self._lease_seconds
+        elif self._drained:
+            # The controller died between the two.
+            self._dispatch(job, Event.DRAIN, Signal(now))
