@@ -249,7 +249,8 @@ class Lab:
         (folder / "hosts.toml").write_text(topology.hosts_toml(address))
         command = [sys.executable, "-m", "p4reduce_controller.serve", "serve", "--ready-json"]
         command += ["--hosts", str(folder / "hosts.toml"), "--state", str(folder / "controller.sqlite")]
-        command += ["--listen", f"{topology.management_ip}:{CONTROLLER_PORT}"]
+        # Insecure to other machines, but the lab's namespaces are all that reaches this address.
+        command += ["--listen", f"{topology.management_ip}:{CONTROLLER_PORT}", "--insecure"]
         command += ["--deadline", repr(options.deadline)]
         self._spawn(state, "controller", command, topology.switch_netns)
         self._wait(state, "controller", lambda: _announced(folder / "controller.out"))

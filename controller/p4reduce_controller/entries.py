@@ -19,10 +19,11 @@ from p4reduce_controller.pools import Lease
 ADMIT = "admit"
 EPOCHS = "epochs"
 WORKER_PORTS = "worker_ports"
+SOURCES = "sources"
 REPLICA = "replica"
 FORWARD = "forward"
 ARP = "arp"
-TABLES = (ADMIT, EPOCHS, WORKER_PORTS, REPLICA, FORWARD, ARP)
+TABLES = (ADMIT, EPOCHS, WORKER_PORTS, REPLICA, SOURCES, FORWARD, ARP)
 COUNTER = "reduce_counter"
 COUNTS_PER_ROW = 8
 COUNTER_NAMES = {
@@ -37,6 +38,8 @@ COUNTER_NAMES = {
 FLOOD_INSTANCE = 1
 NOBODY = 0
 """The statistics row of frames that belong to no epoch."""
+GUARDED = NOBODY * COUNTS_PER_ROW + constants.COUNT_GUARDED
+"""Cell of COUNTER for frames that did not come from the host whose port they came in by."""
 
 Fields = tuple[tuple[str, int], ...]
 
@@ -150,7 +153,13 @@ class Epoch:
         return [
             TableEntry(
                 ADMIT,
-                (("ingress_port", p.port), ("ipv4_src", p.ip), ("epoch", self.number), ("rank", p.rank)),
+                (
+                    ("ingress_port", p.port),
+                    ("ipv4_src", p.ip),
+                    ("udp_src", p.udp_port),
+                    ("epoch", self.number),
+                    ("rank", p.rank),
+                ),
                 "admit_worker",
                 (
                     ("worker", 1 << p.rank),
@@ -198,7 +207,8 @@ def base(hosts: Hosts) -> list[Entity]:
     """What the switch holds whether or not there is a job.
 
     Every host's place is known, so that its workers are told why they are refused. Hosts with an endpoint of their
-    own sit behind UDP ports, which carry nothing but our frames; the others get their MAC, ARP and broadcasts served.
+    own sit behind UDP ports, which carry nothing but our frames; the others get their MAC, ARP and broadcasts served,
+    for frames that come in by the host's own port and under its own MAC and IPv4 address.
     """
     entities: list[Entity] = [
         TableEntry(WORKER_PORTS, (("ingress_port", host.port), ("ipv4_src", host.ip_number)), "nack")
@@ -213,6 +223,8 @@ def base(hosts: Hosts) -> list[Entity]:
     switch_ip, switch_mac = int(IPv4Address(hosts.switch.ip)), mac_number(hosts.switch.mac)
     entities.append(TableEntry(ARP, (("target_ip", switch_ip),), "answer_arp", (("mac", switch_mac),)))
     for host in wired:
+        source = (("ingress_port", host.port), ("src_mac", host.mac_number), ("src_ip", host.ip_number))
+        entities.append(TableEntry(SOURCES, source, "permit"))
         entities.append(TableEntry(FORWARD, (("dst_mac", host.mac_number),), "to_port", (("port", host.port),)))
         entities.append(TableEntry(ARP, (("target_ip", host.ip_number),), "answer_arp", (("mac", host.mac_number),)))
     return entities

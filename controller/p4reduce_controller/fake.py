@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from p4reduce.errors import SwitchError
+from p4reduce_controller.election import DemotedError
 from p4reduce_controller.entries import CounterCell, Entity, Group, TableEntry, Update, Verb
 
 GATE_SECONDS = 30.0
@@ -17,7 +18,8 @@ class FakeSwitch:
     """State of a switch over several sessions, with faults on demand. Thread-safe.
 
     `written` lists all updates in the order they came. Close `gate` to hold every write back; `refuse` may name
-    an error for an update; `unreachable` fails new sessions with its text.
+    an error for an update; `unreachable` fails new sessions with its text, `taken` because another controller has
+    become primary.
     """
 
     def __init__(self) -> None:
@@ -30,11 +32,14 @@ class FakeSwitch:
         self.gate.set()
         self.refuse: Callable[[Update], str | None] = lambda _: None
         self.unreachable: str | None = None
+        self.taken: str | None = None
         self.refused = 0
         """How many updates `refuse` has failed."""
 
     def connect(self, on_lost: Callable[[str], None]) -> FakeSession:
         """Open a session: the `connect` argument of `ControllerServer`."""
+        if self.taken is not None:
+            raise DemotedError(self.taken)
         if self.unreachable is not None:
             raise SwitchError(self.unreachable)
         session = FakeSession(self, on_lost)

@@ -2,6 +2,7 @@
 """The hosts file: which switch there is, and which host sits on which of its ports.
 
     [switch]
+    name = "s1"                # what operators call it; default "s1"
     grpc = "127.0.0.1:9559"    # P4Runtime address, or unix:/PATH
     device_id = 0              # default 0, as simple_switch_grpc
     profile = "w34"
@@ -39,8 +40,10 @@ else:
 MAX_PORT = 510
 """Highest usable switch port: BMv2 drops what is sent to 511, and its multicast engine ignores ports from 512 on."""
 BROADCAST_MAC = 0xFFFF_FFFF_FFFF
+DEFAULT_SWITCH_NAME = "s1"
+MAX_NAME = 64
 
-_SWITCH_KEYS = {"grpc", "device_id", "profile", "ip", "mac"}
+_SWITCH_KEYS = {"name", "grpc", "device_id", "profile", "ip", "mac"}
 _HOST_KEYS = {"name", "ip", "mac", "port", "endpoint"}
 
 
@@ -63,6 +66,7 @@ class SwitchConfig:
     ip: str
     mac: str
     device_id: int = 0
+    name: str = DEFAULT_SWITCH_NAME
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,7 @@ def parse(text: str, source: str = "hosts") -> Hosts:
         ip=_text(section, "ip", where),
         mac=_text(section, "mac", where).lower(),
         device_id=_number(section, "device_id", where, 0),
+        name=_text(section, "name", where) if "name" in section else DEFAULT_SWITCH_NAME,
     )
     hosts = tuple(_parse_host(entry, f"{source}: host {number}") for number, entry in enumerate(entries, 1))
     return Hosts(switch, hosts, source)
@@ -246,13 +251,23 @@ def _check_switch(switch: SwitchConfig, source: str) -> None:
         _split_address(switch.grpc, "grpc", where)
     if switch.profile not in PROFILES:
         raise ConfigError(f"{where}: profile {switch.profile!r} is unknown: choose one of {', '.join(PROFILES)}")
+    _check_name(switch.name, where)
     if not 0 <= switch.device_id < 1 << 64:
         raise ConfigError(f"{where}: device_id must be from 0 to 2^64 - 1, not {switch.device_id}")
     _check_ip(switch.ip, where)
     _check_mac(switch.mac, where)
 
 
+def _check_name(name: str, where: str) -> None:
+    """Names stand in messages, on command lines and in metrics."""
+    if len(name) > MAX_NAME or not name.isprintable() or name != name.strip():
+        raise ConfigError(
+            f"{where}: name {name[:MAX_NAME]!r} must be up to {MAX_NAME} printable characters, no blank at either end"
+        )
+
+
 def _check_host(host: Host, where: str) -> None:
+    _check_name(host.name, where)
     _check_ip(host.ip, where)
     _check_mac(host.mac, where)
     if not 1 <= host.port <= MAX_PORT:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
 from p4reduce.errors import P4ReduceError, SwitchError
+from p4reduce_controller.election import DemotedError
 from p4reduce_controller.entries import Group, TableEntry, Update
 
 _LOG = logging.getLogger(__name__)
@@ -72,6 +73,7 @@ class _Attempt:
 
     switch: Switch | None
     error: str = ""
+    demoted: bool = False
 
 
 class SwitchLink:
@@ -87,17 +89,25 @@ class SwitchLink:
         on_up: Callable[[Switch], None],
         on_down: Callable[[str], None],
         *,
-        probe_seconds: float = 5.0,
-        first_pause: float = 0.2,
-        longest_pause: float = 5.0,
+        on_demoted: Callable[[str], None] | None = None,
+        look_after: Callable[[Switch], None] | None = None,
+        probe_seconds: float = 2.0,
+        first_pause: float = 0.1,
+        longest_pause: float = 1.0,
     ) -> None:
         """`on_up` is called with every new session before any other work and may raise SwitchError; `on_down` when a
-        session is lost. An idle session is probed every `probe_seconds`; pauses between attempts grow up to
-        `longest_pause`.
+        session is lost; `on_demoted` when another controller is found in our place, after which nothing is tried any
+        more. A session is probed every `probe_seconds`, whatever else is done; then `look_after` is called with it.
+        Pauses between attempts grow up to `longest_pause`.
         """
         self._connect = connect
         self._on_up = on_up
         self._on_down = on_down
+        self._on_demoted = on_demoted
+        self._look_after = look_after
+        self._next_probe = 0.0
+        self._since = 0.0
+        self._demoted = False
         self._probe_seconds = probe_seconds
         self._first_pause = first_pause
         self._longest_pause = longest_pause
@@ -116,14 +126,33 @@ class SwitchLink:
         switch = self._switch
         return switch is not None and switch.lost is None
 
+    @property
+    def trouble(self) -> str:
+        """Why there is no session right now; empty when there is one."""
+        switch = self._switch
+        if switch is None:
+            return self._why
+        return switch.lost or ""
+
+    @property
+    def connected_seconds(self) -> float:
+        """How long the session has lasted; 0 without one."""
+        return time.monotonic() - self._since if self.connected else 0.0
+
     def start(self) -> None:
-        """Connect for the first time. SwitchError when that fails: nothing is running then."""
+        """Connect for the first time. P4ReduceError when that fails: nothing is running then."""
         self._adopt(self._connect(self._queue.put))
         self._thread.start()
 
     def stop(self, timeout: float = 10.0) -> None:
-        """End the thread and the session. Work not yet begun fails. Safe to call twice, and without `start`."""
+        """End the thread and the session. Safe to call twice, and without `start`.
+
+        Work not yet begun fails, and work in progress writes nothing more.
+        """
         self._stopping = True
+        switch = self._switch
+        if switch is not None:
+            switch.close()
         self._queue.put(None)
         if self._thread.is_alive():
             self._thread.join(timeout)
@@ -149,16 +178,21 @@ class SwitchLink:
         return result  # type: ignore[return-value]
 
     def _run(self) -> None:
-        while not self._stopping:
+        while True:
             item = self._next()
+            if self._stopping:
+                self._queue.put(item)
+                break
             self._notice_loss()
             if isinstance(item, _Work):
                 self._do(item)
             elif isinstance(item, _Attempt):
                 self._attempted(item)
-            elif item is None and self._switch is not None and not self._stopping:
-                self._do(_Work(lambda switch: switch.probe(), self._probed))
-            if self._switch is None and not self._attempting and time.monotonic() >= self._next_attempt:
+            if self._switch is not None and time.monotonic() >= self._next_probe:
+                self._do(_Work(self._probe, self._probed))
+                self._next_probe = time.monotonic() + self._probe_seconds
+            idle = self._switch is None and not self._attempting and not self._demoted
+            if idle and time.monotonic() >= self._next_attempt:
                 self._attempting = True
                 threading.Thread(target=self._attempt, name="p4reduce-switch-connect", daemon=True).start()
         while not self._queue.empty():
@@ -170,8 +204,8 @@ class SwitchLink:
 
     def _next(self) -> _Work[object] | _Attempt | str | None:
         if self._switch is not None:
-            wait: float | None = self._probe_seconds
-        elif self._attempting:
+            wait: float | None = max(self._next_probe - time.monotonic(), 0.0)
+        elif self._attempting or self._demoted:
             wait = None
         else:
             wait = max(self._next_attempt - time.monotonic(), 0.0)
@@ -184,7 +218,7 @@ class SwitchLink:
         try:
             switch = self._connect(self._queue.put)
         except P4ReduceError as error:
-            self._queue.put(_Attempt(None, str(error)))
+            self._queue.put(_Attempt(None, str(error), isinstance(error, DemotedError)))
         except Exception as error:
             _LOG.exception("unexpected error while connecting to the switch")
             self._queue.put(_Attempt(None, f"{type(error).__name__}: {error}"))
@@ -205,6 +239,11 @@ class SwitchLink:
                 _LOG.warning("session with the switch is back")
                 return
         self._why = error
+        if attempt.demoted:
+            self._demoted = True
+            if self._on_demoted is not None:
+                self._on_demoted(error)
+            return
         _LOG.info("no session with the switch yet, next attempt in %g s: %s", self._pause, error)
         self._next_attempt = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, self._longest_pause)
@@ -216,7 +255,11 @@ class SwitchLink:
             switch.close()
             raise
         self._switch = switch
+        self._since = time.monotonic()
+        self._next_probe = self._since + self._probe_seconds
         self._pause = self._first_pause
+        if self._stopping:
+            switch.close()
 
     def _do(self, work: _Work[T]) -> None:
         switch = self._switch
@@ -238,6 +281,11 @@ class SwitchLink:
         else:
             _finish(work, result, None)
 
+    def _probe(self, switch: Switch) -> None:
+        switch.probe()
+        if self._look_after is not None:
+            self._look_after(switch)
+
     def _probed(self, _: object, error: str | None) -> None:
         if error is not None and self._switch is not None:
             self._down(error)
@@ -254,6 +302,8 @@ class SwitchLink:
         self._pause = self._first_pause
         self._next_attempt = time.monotonic()
         switch.close()
+        if self._stopping:
+            return
         _LOG.warning("session with the switch lost: %s; running jobs go on, connecting again", why)
         self._on_down(why)
 

@@ -7,6 +7,8 @@ registers is the switch itself: one entry of the table `epochs` that belongs to 
 every epoch granted so far. It is raised before an epoch beyond it is installed, RESERVE epochs at a time, the higher
 mark written before the lower one is deleted; a new controller reads it and goes on above it. A frame with the mark's
 own number is refused like any other: `admit` has no entry for it.
+
+A pipeline that is pushed anew has no mark. Whoever finds none puts one above every epoch he knows of, at once.
 """
 
 from __future__ import annotations
@@ -44,20 +46,27 @@ class Mark:
         self._present: set[int] = set()
         self._floor = 0
 
-    def adopt(self, switch: Switch, present: Iterable[TableEntry]) -> int:
+    def adopt(self, switch: Switch, present: Iterable[TableEntry], known: int = 0) -> int:
         """Take over what a new session found on the switch. SwitchError.
 
-        Returns the mark, 0 when the switch has none because no epoch was ever granted on it. Epochs handed out before
-        are void below it: another controller may have granted them meanwhile. A switch that was left by a controller
-        that knew no marks gets one before its epochs are taken away.
+        `known`: the highest epoch that this controller knows of. Returns the mark, 0 when no epoch was ever granted.
+        Epochs handed out before are void below it: another controller may have granted them meanwhile. A switch that
+        lost its mark, or was left by a controller that knew none, gets one before anything else is written.
         """
+        self.renew(switch, present, known)
+        self._floor = self.highest
+        return self.highest
+
+    def renew(self, switch: Switch, present: Iterable[TableEntry], known: int = 0) -> bool:
+        """Look whether the mark still stands where it must, and put it back. Returns whether it had to be."""
         numbers = [entry for entry in present if entry.table == EPOCHS]
         self._present = {epoch_of(entry) for entry in numbers if is_mark(entry)}
         granted = max((epoch_of(entry) for entry in numbers if not is_mark(entry)), default=0)
+        granted = max(granted, known if not self._present else 0)
         if granted >= self.highest and granted:
             self._raise(switch, granted)
-        self._floor = self.highest
-        return self.highest
+            return True
+        return False
 
     @property
     def highest(self) -> int:

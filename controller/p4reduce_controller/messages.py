@@ -3,14 +3,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
 from typing import Final
 
 from p4reduce import __version__, constants
 from p4reduce.core.config import RetransmissionPolicy
+from p4reduce.errors import ConfigError
 from p4reduce.proto import controller_pb2 as pb
-from p4reduce_controller.admission import Claim
+from p4reduce_controller.admission import Claim, Code, RefusedError
 from p4reduce_controller.hosts import Hosts
-from p4reduce_controller.model import Fence, Job, PoolView, Reason, Report, Run, Seat, Worker
+from p4reduce_controller.model import (
+    Answer,
+    Fence,
+    Grant,
+    Job,
+    Order,
+    OrderKind,
+    Path,
+    PoolView,
+    Reason,
+    Report,
+    Seat,
+    Worker,
+)
 from p4reduce_controller.states import State
 
 VERSION: Final = __version__
@@ -24,7 +40,23 @@ _TROUBLES = {
     pb.Trouble.ABORTED: Reason.ABORTED,
 }
 _MAX_MESSAGE = 1000
-"""Characters of a worker's trouble that are passed on."""
+"""Characters of a worker's trouble or answer that are passed on."""
+_MAX_COUNTERS = 64
+_MAX_COUNTER_NAME = 64
+"""Of a worker's counters: what is beyond is left out."""
+_PATHS = {Path.SWITCH: pb.PATH_SWITCH, Path.RING: pb.PATH_RING}
+_POLICY_FIELDS = {
+    "initial_seconds": "initial",
+    "min_seconds": "minimum",
+    "max_seconds": "maximum",
+    "deadline_seconds": "deadline",
+    "early_resend": "early_resend",
+    "silent_seconds": "silent",
+    "fallback_seconds": "fallback",
+    "window": "window",
+}
+"""Names in the protocol and in RetransmissionPolicy."""
+POLICY_NAMES: Final = tuple(_POLICY_FIELDS)
 
 
 def claim(request: pb.JoinRequest) -> Claim:
@@ -40,17 +72,44 @@ def claim(request: pb.JoinRequest) -> Claim:
         receive_frames=request.receive_frames,
         wait_seconds=request.wait_seconds,
         client_version=request.client_version,
+        mode=request.mode,
+        ring=request.ring,
+        nonce=request.nonce,
+        slots_min=request.slots_min,
+        slots_want=request.slots_want,
     )
 
 
-def report(message: pb.ProgressReport) -> Report:
-    """A progress report; codes of a newer protocol count as ABORTED."""
-    trouble = None
+def report(message: pb.ProgressReport, credential: bytes = b"") -> Report:
+    """A progress report; codes of a newer protocol count as ABORTED. `credential`: of the stream it came on."""
+    trouble = answer = None
     if message.HasField("trouble"):
         said = message.trouble
         reason = _TROUBLES.get(said.code, Reason.ABORTED)
         trouble = Fence(reason, said.message[:_MAX_MESSAGE], (), said.bucket)
-    return Report(message.job, message.epoch, message.rank, message.submitted, message.completed, trouble)
+    if message.HasField("answer"):
+        given = message.answer
+        answer = Answer(given.order, given.bucket, given.failed, given.message[:_MAX_MESSAGE])
+    names = sorted(name for name in message.counters if len(name) <= _MAX_COUNTER_NAME and name.isprintable())
+    return Report(
+        message.job,
+        message.epoch,
+        message.rank,
+        message.submitted,
+        message.completed,
+        trouble,
+        answer,
+        silent=_seconds(message.silent_seconds),
+        present=message.present,
+        counters={name: message.counters[name] for name in names[:_MAX_COUNTERS]},
+        rtt=_seconds(message.rtt_seconds),
+        credential=credential,
+    )
+
+
+def _seconds(said: float) -> float:
+    """A worker's number, or 0 for one that makes no sense."""
+    return said if 0.0 <= said < float("inf") else 0.0
 
 
 def fence(found: Fence) -> pb.Fence:
@@ -59,30 +118,90 @@ def fence(found: Fence) -> pb.Fence:
 
 
 def policy(found: RetransmissionPolicy) -> pb.RetransmissionPolicy:
-    """When workers send again."""
-    return pb.RetransmissionPolicy(
-        initial_seconds=found.initial,
-        min_seconds=found.minimum,
-        max_seconds=found.maximum,
-        deadline_seconds=found.deadline,
-        early_resend=found.early_resend,
-    )
+    """When workers send again, and when they say so."""
+    message = pb.RetransmissionPolicy()
+    for theirs, ours in _POLICY_FIELDS.items():
+        setattr(message, theirs, getattr(found, ours))
+    return message
 
 
-def join_reply(
-    hosts: Hosts, rank: int, run: Run, retransmission: RetransmissionPolicy, lease_seconds: float
-) -> pb.JoinReply:
-    """What a rank needs to take part in its epoch."""
-    address, port = hosts.endpoint(run.workers[rank].applicant.host)
+def policy_changes(message: pb.RetransmissionPolicy, zero: Iterable[str]) -> dict[str, float | int]:
+    """What a SetPolicy changes, by the names of RetransmissionPolicy. RefusedError for a name that there is not."""
+    changes: dict[str, float | int] = {}
+    for name in zero:
+        if name not in _POLICY_FIELDS:
+            known = ", ".join(_POLICY_FIELDS)
+            raise RefusedError(Code.INVALID_ARGUMENT, f"a policy has no field {name[:40]!r}: there are {known}")
+        changes[_POLICY_FIELDS[name]] = 0
+    for theirs, ours in _POLICY_FIELDS.items():
+        value = getattr(message, theirs)
+        if value:
+            changes[ours] = value
+    return changes
+
+
+def policy_of_options(before: RetransmissionPolicy, options: Iterable[str]) -> RetransmissionPolicy:
+    """A policy with parts named as NAME=VALUE. ConfigError."""
+    changes: dict[str, float | int] = {}
+    for option in options:
+        name, equals, value = option.partition("=")
+        kind = {"early_resend": int, "window": int}.get(name, float)
+        try:
+            if name not in _POLICY_FIELDS or not equals:
+                raise ValueError
+            changes[_POLICY_FIELDS[name]] = kind(value)
+        except ValueError:
+            raise ConfigError(f"policy {option!r}: write NAME=VALUE, names are {', '.join(POLICY_NAMES)}") from None
+    return replace(before, **changes)  # type: ignore[arg-type]
+
+
+def changed_policy(before: RetransmissionPolicy, changes: dict[str, float | int]) -> RetransmissionPolicy:
+    """A policy with some fields changed. RefusedError when the result makes no sense."""
+    try:
+        return replace(before, **changes)  # type: ignore[arg-type]
+    except (ConfigError, TypeError) as error:
+        raise RefusedError(Code.INVALID_ARGUMENT, str(error)) from None
+
+
+def order(found: Order) -> pb.Order:
+    """What the ranks shall do."""
+    message = pb.Order(number=found.number, why=found.why)
+    match found.kind:
+        case OrderKind.RUN_SWITCH:
+            message.run_switch.CopyFrom(
+                pb.RunSwitch(
+                    epoch=found.epoch,
+                    or_slots=found.or_slots,
+                    add_slots=found.add_slots,
+                    first_bucket=found.first_bucket,
+                )
+            )
+        case OrderKind.RUN_RING:
+            message.run_ring.CopyFrom(pb.RunRing(epoch=found.epoch, first_bucket=found.first_bucket))
+        case OrderKind.STOP:
+            message.stop.CopyFrom(pb.Stop(epoch=found.epoch))
+        case OrderKind.TRIAL:
+            message.trial.CopyFrom(pb.Trial(epoch=found.epoch, or_slots=found.or_slots, add_slots=found.add_slots))
+        case OrderKind.HOLD:
+            message.hold.CopyFrom(pb.Hold())
+    return message
+
+
+def join_reply(hosts: Hosts, grant: Grant, lease_seconds: float) -> pb.JoinReply:
+    """What a rank needs to take part."""
+    run, begin = grant.run, grant.order
+    address, port = hosts.endpoint(run.workers[grant.rank].applicant.host)
     return pb.JoinReply(
-        epoch=run.plan.number,
-        or_slots=run.or_slots,
-        add_slots=run.add_slots,
+        epoch=run.epoch,
+        or_slots=begin.or_slots,
+        add_slots=begin.add_slots,
         endpoint_ip=address,
         endpoint_port=port,
-        policy=policy(retransmission),
+        policy=policy(grant.policy),
         members=[_member(run.workers[member]) for member in sorted(run.workers)],
         lease_seconds=lease_seconds,
+        order=order(begin),
+        credential=grant.credential,
     )
 
 
@@ -97,7 +216,7 @@ def describe(hosts: Hosts) -> pb.DescribeReply:
     )
 
 
-def switch_status(hosts: Hosts, connected: bool) -> pb.SwitchStatus:
+def switch_status(hosts: Hosts, connected: bool, drained: bool, trouble: str, seconds: float) -> pb.SwitchStatus:
     """The switch. A session is only ever kept as primary."""
     return pb.SwitchStatus(
         address=hosts.switch.grpc,
@@ -106,6 +225,10 @@ def switch_status(hosts: Hosts, connected: bool) -> pb.SwitchStatus:
         primary=connected,
         profile=hosts.switch.profile,
         slots=constants.SLOTS,
+        name=hosts.switch.name,
+        drained=drained,
+        trouble=trouble,
+        connected_seconds=seconds if connected else 0.0,
     )
 
 
@@ -113,13 +236,27 @@ def job_status(job: Job, now: float) -> pb.JobStatus:
     """One job with all its ranks, waiting ones included."""
     shown = "joining" if job.state is State.INSTALLING else job.state.value
     status = pb.JobStatus(
-        job=job.name, state=shown, world_size=job.world_size, incarnation=job.incarnation, reason=job.reason
+        job=job.name,
+        state=shown,
+        world_size=job.world_size,
+        incarnation=job.incarnation,
+        reason=job.reason,
+        mode=job.mode,
+        ring=job.ring,
+        path_reason=job.path_reason,
+        policy=policy(job.policy),
+        fallbacks=dict(job.fallbacks),
+        promotions=job.promotions,
     )
-    if job.run is not None and job.state is not State.INSTALLING:
-        run = job.run
-        status.epoch = run.plan.number
+    run = job.run
+    if run is not None and job.state not in (State.JOINING, State.INSTALLING):
+        status.epoch, status.present = run.epoch, run.present
         if job.live:
-            status.pool_base, status.pool_size = run.plan.lease.pool_base, run.plan.lease.pool_size
+            status.path = _PATHS[job.path]
+        plan = job.leased
+        if plan is not None:
+            status.pool_base, status.pool_size = (plan.lease.pool_base, plan.lease.pool_size)
+            status.or_slots, status.add_slots = run.or_slots, run.add_slots
         status.workers.extend(_worker(run.workers[rank], now) for rank in sorted(run.workers))
         for name, value in run.counters.items():
             status.counters[name] = value
@@ -148,6 +285,8 @@ def _worker(worker: Worker, now: float) -> pb.WorkerStatus:
         submitted=worker.submitted,
         completed=worker.completed,
         silent_seconds=max(0.0, now - worker.heard),
+        rtt_seconds=worker.rtt,
+        counters=worker.counters,
     )
 
 

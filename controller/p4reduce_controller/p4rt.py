@@ -16,7 +16,6 @@ Its module-global shell (one switch a process, IPython) is not used; several `Sw
 from __future__ import annotations
 
 import collections
-import contextlib
 import hashlib
 import logging
 import queue
@@ -31,11 +30,12 @@ from google.rpc import code_pb2, status_pb2
 from p4.config.v1 import p4info_pb2
 from p4.v1 import p4runtime_pb2, p4runtime_pb2_grpc
 from p4runtime_sh.context import Context  # noqa: TID251
-from p4runtime_sh.p4runtime import P4RuntimeClient, P4RuntimeException  # noqa: TID251
+from p4runtime_sh.p4runtime import P4RuntimeClient  # noqa: TID251
 
 from p4reduce.errors import SwitchError
 from p4reduce.pipeline import Pipeline
 from p4reduce_controller.codec import Codec
+from p4reduce_controller.election import Candidacy
 from p4reduce_controller.entries import CounterCell, Group, TableEntry, Update, Verb, deletes
 from p4reduce_controller.link import SwitchGoneError
 
@@ -48,6 +48,12 @@ RETRY_SECONDS = 0.1
 """Between attempts with an election id that is taken."""
 PUSH_SECONDS = 30.0
 """A switch may take its time to load a pipeline."""
+AWAY_SECONDS = 1.0
+"""Between a standby's attempts with a switch that has gone."""
+POLL_SECONDS = 0.25
+"""How often a standby looks whether it shall end, and whether a grace is over."""
+REACH_SECONDS = 5.0
+"""How often a standby asks the switch for a sign of life: a stream alone does not show that the other end is gone."""
 _CHANNEL_OPTIONS = (
     # A proxy for the internet has no business between a controller and its switch.
     ("grpc.enable_http_proxy", 0),
@@ -108,9 +114,17 @@ class _Session(P4RuntimeClient):  # type: ignore[misc]
     stub: Any
 
     def __init__(
-        self, address: str, device_id: int, election_id: int, deadline: float, on_lost: Callable[[str], None]
+        self,
+        address: str,
+        device_id: int,
+        candidacy: Candidacy,
+        deadline: float,
+        on_lost: Callable[[str], None],
+        stop: threading.Event,
     ) -> None:
         self.address = address
+        self._candidacy = candidacy
+        self._stop = stop
         self._deadline = deadline
         self._on_lost = on_lost
         self._answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -119,23 +133,24 @@ class _Session(P4RuntimeClient):  # type: ignore[misc]
         self._lock = threading.Lock()
         self.lost: str | None = None
         try:
-            super().__init__(device_id, address, (election_id >> 64, election_id & (1 << 64) - 1))
+            super().__init__(device_id, address, (0, 0))
         except SystemExit:
             raise SwitchError(f"switch {address}: no gRPC channel can be made to this address") from None
 
     def set_up_stream(self) -> None:
         """Called by the shell's constructor, and the reason for this class: see the module's docstring."""
-        end = time.monotonic() + self._deadline
         self.channel.close()
         self.channel = grpc.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
         self.stub = p4runtime_pb2_grpc.P4RuntimeStub(grpc.intercept_channel(self.channel, _Deadline(self._deadline)))
         self._reach()
+        if self._candidacy.pause:
+            self._stop.wait(self._candidacy.pause)
         self.stream_out_q: queue.Queue[Any] = queue.Queue()
         self.stream = self.stub.StreamChannel(iter(self.stream_out_q.get, None))
         self.stream_recv_thread = threading.Thread(target=self._receive, name="p4runtime-stream", daemon=True)
         self.stream_recv_thread.start()
         try:
-            self._arbitrate(max(end - time.monotonic(), 0.1))
+            self._become_primary()
         except SwitchError:
             self.tear_down()
             raise
@@ -154,31 +169,59 @@ class _Session(P4RuntimeClient):  # type: ignore[misc]
                 f"start it, or correct its address"
             ) from None
 
-    def _arbitrate(self, seconds: float) -> None:
-        request = p4runtime_pb2.StreamMessageRequest()
-        request.arbitration.device_id = self.device_id
-        high, low = self.election_id
-        request.arbitration.election_id.high, request.arbitration.election_id.low = high, low
-        self.stream_out_q.put(request)
-        try:
-            answer = self._answers.get(timeout=seconds)
-        except queue.Empty:
-            raise SwitchError(
-                f"switch {self.address}: connected, but no P4Runtime session within {self._deadline:g} s: "
-                f"is this the address of a P4Runtime server?"
-            ) from None
-        if isinstance(answer, str):
-            kind = _ElectionIdTaken if self._id_taken else SwitchError
-            raise kind(f"switch {self.address}: no P4Runtime session: {answer}")
-        if answer.status.code != code_pb2.OK:
-            raise SwitchError(
-                f"switch {self.address}: another controller is primary (our election id is {high << 64 | low}): "
-                f"stop it, or take over with a higher --election-id"
-            )
+    def _become_primary(self) -> None:
+        candidacy, begun = self._candidacy, time.monotonic()
+        heard, reached = False, begun
+        self._claim(candidacy.begin(begun))
+        while not candidacy.won:
+            try:
+                answer = self._answers.get(timeout=min(POLL_SECONDS, self._deadline))
+            except queue.Empty:
+                answer = None
+            now = time.monotonic()
+            if self._stop.is_set():
+                raise SwitchError(f"switch {self.address}: stopped before this controller became primary")
+            if isinstance(answer, str):
+                kind = _ElectionIdTaken if self._id_taken else SwitchError
+                raise kind(f"switch {self.address}: no P4Runtime session: {answer}")
+            if answer is None and not heard and now >= begun + self._deadline:
+                raise SwitchError(
+                    f"switch {self.address}: connected, but no P4Runtime session within {self._deadline:g} s: "
+                    f"is this the address of a P4Runtime server?"
+                )
+            if now >= reached + REACH_SECONDS:
+                reached = now
+                self._reach()
+            heard = heard or answer is not None
+            self._claim_next(answer, now)
         with self._lock:
             self._established = self.lost is None
         if not self._established:
             raise SwitchError(f"switch {self.address}: the session was lost at once: {self.lost}")
+
+    def _claim_next(self, answer: Any, now: float) -> None:
+        candidacy = self._candidacy
+        wanted = None
+        try:
+            if answer is None:
+                candidacy.idle(now)
+            else:
+                number = (
+                    answer.election_id.high << 64 | answer.election_id.low if answer.HasField("election_id") else None
+                )
+                wanted = candidacy.hear(answer.status.code, number, now)
+        except SwitchError as error:
+            raise type(error)(f"switch {self.address}: {error}") from None
+        if wanted is not None:
+            self._claim(wanted)
+
+    def _claim(self, election_id: int | None) -> None:
+        request = p4runtime_pb2.StreamMessageRequest()
+        request.arbitration.device_id = self.device_id
+        if election_id is not None:
+            self.election_id = (election_id >> 64, election_id & (1 << 64) - 1)
+            request.arbitration.election_id.high, request.arbitration.election_id.low = self.election_id
+        self.stream_out_q.put(request)
 
     def _receive(self) -> None:
         why = "the switch ended the session"
@@ -198,7 +241,10 @@ class _Session(P4RuntimeClient):  # type: ignore[misc]
         text = f"{error.code().name}: {error.details()}"
         if error.code() == grpc.StatusCode.INVALID_ARGUMENT:
             self._id_taken = True
-            text += " (another controller is connected: stop it, or take over with a higher --election-id)"
+            text += (
+                " (another controller is connected: stop it, or take over with a higher --election-id, "
+                "or wait for its end with --standby)"
+            )
         if error.code() == grpc.StatusCode.NOT_FOUND:
             text += f" (is device_id {self.device_id} right?)"
         return text
@@ -239,13 +285,17 @@ class SwitchClient:
         *,
         device_id: int = 0,
         election_id: int = 1,
+        candidacy: Candidacy | None = None,
         deadline: float = 5.0,
         on_lost: Callable[[str], None] | None = None,
+        stop: threading.Event | None = None,
     ) -> None:
         """Connect, become primary, push the pipeline unless it is there already.
 
-        `deadline` in seconds is for connecting and for every later call. `on_lost` is called once, from a thread of
-        its own, when the session ends or another controller takes over; not after `close`.
+        `deadline` in seconds is for connecting and for every later call. `candidacy` says how to become primary, in
+        the place of `election_id`; with one that stands by, this may take for ever: `stop` ends it (SwitchError).
+        `on_lost` is called once, from a thread of its own, when the session ends or another controller takes over;
+        not after `close`.
         """
         self.address = address
         try:
@@ -259,7 +309,9 @@ class SwitchClient:
         context = Context()
         context.set_p4info(self._p4info)
         self._codec = Codec(context)
-        self._session = _open_session(address, device_id, election_id, deadline, on_lost or _ignore)
+        self._session = _open_session(
+            address, device_id, candidacy or Candidacy(election_id), deadline, on_lost or _ignore, stop
+        )
         try:
             self.pushed = self._ensure_pipeline()
         except BaseException:
@@ -276,12 +328,11 @@ class SwitchClient:
         self._session.tear_down()
 
     def probe(self) -> None:
-        """Ask the switch for a sign of life."""
-        try:
-            self._session.api_version()
-        except P4RuntimeException as error:
-            if error.grpc_error.code() != grpc.StatusCode.UNIMPLEMENTED:
-                raise self._failure("no sign of life", error.grpc_error) from None
+        """Ask the switch for a sign of life, and whether it still runs our program."""
+        present = self._present_cookie("no sign of life")
+        if present != self._cookie:
+            found = "no program" if present is None else f"another program (cookie {present:#x})"
+            raise SwitchGoneError(f"switch {self.address}: it runs {found} in the place of p4reduce's")
 
     # ---- writing --------------------------------------------------------------------------------------------------
 
@@ -289,6 +340,9 @@ class SwitchClient:
         """Apply updates in order; all are tried. With `missing_ok`, deleting what is not there is no error."""
         problems: list[str] = []
         for first in range(0, len(updates), BATCH):
+            if self.lost is not None:
+                # Closed, or taken over, in the middle of it: nothing more is to be written.
+                raise SwitchGoneError(f"switch {self.address}: write: {self.lost}")
             batch = updates[first : first + BATCH]
             request = self._request(p4runtime_pb2.WriteRequest())
             for update in batch:
@@ -369,7 +423,7 @@ class SwitchClient:
         _LOG.info("switch %s: pipeline pushed (cookie %#x)", self.address, self._cookie)
         return True
 
-    def _present_cookie(self) -> int | None:
+    def _present_cookie(self, what: str = "ask for the pipeline") -> int | None:
         """The cookie of the pipeline that the switch runs, 0 if it has one without cookie, None if it runs none."""
         request = p4runtime_pb2.GetForwardingPipelineConfigRequest(device_id=self._session.device_id)
         request.response_type = p4runtime_pb2.GetForwardingPipelineConfigRequest.COOKIE_ONLY
@@ -378,7 +432,7 @@ class SwitchClient:
         except grpc.RpcError as error:
             if error.code() == grpc.StatusCode.FAILED_PRECONDITION:
                 return None
-            raise self._failure("ask for the pipeline", error) from None
+            raise self._failure(what, error) from None
         cookie: int = response.config.cookie.cookie
         return cookie
 
@@ -389,15 +443,26 @@ class SwitchClient:
 
 
 def _open_session(
-    address: str, device_id: int, election_id: int, deadline: float, on_lost: Callable[[str], None]
+    address: str,
+    device_id: int,
+    candidacy: Candidacy,
+    deadline: float,
+    on_lost: Callable[[str], None],
+    stop: threading.Event | None,
 ) -> _Session:
+    stop = stop or threading.Event()
     end = time.monotonic() + deadline - RETRY_SECONDS
-    while time.monotonic() < end:
-        # A controller that was just restarted may be faster than the switch's notice of its last session's end.
-        with contextlib.suppress(_ElectionIdTaken):
-            return _Session(address, device_id, election_id, deadline, on_lost)
-        time.sleep(RETRY_SECONDS)
-    return _Session(address, device_id, election_id, deadline, on_lost)
+    while True:
+        try:
+            return _Session(address, device_id, candidacy, deadline, on_lost, stop)
+        except SwitchError as error:
+            # A controller that was just restarted may be faster than the switch's notice of its last session's end;
+            # and two that ask at the same moment who is primary disturb each other on simple_switch_grpc.
+            again = isinstance(error, _ElectionIdTaken) and (time.monotonic() < end or candidacy.standby)
+            if stop.is_set() or not (again or candidacy.waiting):
+                raise
+            _LOG.info("%s", error)
+        stop.wait(RETRY_SECONDS if again else AWAY_SECONDS)
 
 
 def _ignore(_: str) -> None:

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gRPC service: requests in, answers out; every decision is the coordinator's."""
+"""The gRPC service: requests in, answers out; every decision is the coordinator's, who may ask is the gate's."""
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from typing import NoReturn
 
 import grpc
@@ -15,35 +18,53 @@ from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce.wire import profile
 from p4reduce_controller import messages
-from p4reduce_controller.admission import Code, Refusal, RefusedError, check, check_version
+from p4reduce_controller.admission import MAX_WAIT_SECONDS, Code, Refusal, RefusedError, check, check_version
+from p4reduce_controller.auth import (
+    MAX_JOINS,
+    MAX_LEAVES,
+    MAX_STREAMS,
+    MAX_WATCHERS,
+    REPORT_BURST,
+    REPORTS_A_SECOND,
+    Gate,
+    Rates,
+    credential,
+)
 from p4reduce_controller.coordinator import Coordinator, Mailbox
 
 GRACE_SECONDS = 10.0
 """How much longer than promised an RPC waits for its answer, should everything else fail."""
+DEFAULT_INTERVAL = 1.0
+MIN_INTERVAL = 0.1
+MAX_INTERVAL = 3600.0
+"""Seconds between the answers of a Watch."""
 
 
 class ControllerService(controller_pb2_grpc.ControllerServicer):
-    """Translates between gRPC and the coordinator. Join and Progress block a thread each."""
+    """Translates between gRPC and the coordinator. Join, Leave, Progress and Watch block a thread each."""
 
-    def __init__(self, coordinator: Coordinator) -> None:
+    def __init__(self, coordinator: Coordinator, gate: Gate | None = None) -> None:
         self._coordinator = coordinator
+        self._gate = gate or Gate()
         self._profile = profile(coordinator.hosts.switch.profile)
+
+    # ---- workers --------------------------------------------------------------------------------------------------
 
     def Describe(self, request: pb.DescribeRequest, context: grpc.ServicerContext) -> pb.DescribeReply:
         """See the protocol."""
-        try:
+        with _refusals(context):
+            self._gate.caller(context)
             check_version(request.client_version)
-        except RefusedError as error:
-            _abort(context, error.refusal)
         return messages.describe(self._coordinator.hosts)
 
     def Join(self, request: pb.JoinRequest, context: grpc.ServicerContext) -> pb.JoinReply:
         """See the protocol."""
-        try:
-            applicant = check(messages.claim(request), self._coordinator.hosts, self._profile)
-        except RefusedError as error:
-            _abort(context, error.refusal)
-        with self._coordinator.mailbox() as (number, mailbox):
+        with ExitStack() as stack:
+            with _refusals(context):
+                self._gate.check_join(context, request.job)
+                applicant = check(messages.claim(request), self._coordinator.hosts, self._profile)
+                stack.callback(self._gate.enter("joins", MAX_JOINS))
+            number, mailbox = stack.enter_context(self._coordinator.mailbox())
             context.add_callback(lambda: self._coordinator.withdraw(number))
             self._coordinator.join(applicant, number)
             if not context.is_active():
@@ -62,12 +83,16 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         self, request_iterator: Iterator[pb.ProgressReport], context: grpc.ServicerContext
     ) -> Iterator[pb.Directive]:
         """See the protocol."""
-        with self._coordinator.mailbox() as (number, mailbox):
+        with ExitStack() as stack:
+            with _refusals(context):
+                self._gate.caller(context)
+                stack.callback(self._gate.enter("progress streams", MAX_STREAMS))
+            number, mailbox = stack.enter_context(self._coordinator.mailbox())
             if not context.add_callback(lambda: self._coordinator.broken(number)):
                 return
             reader = threading.Thread(
                 target=self._read_reports,
-                args=(number, request_iterator),
+                args=(number, credential(context.invocation_metadata()), request_iterator),
                 name=f"p4reduce-reports-{number}",
                 daemon=True,
             )
@@ -78,10 +103,14 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                     _abort(context, mail)
                 yield mail
 
-    def _read_reports(self, number: int, reports: Iterator[pb.ProgressReport]) -> None:
+    def _read_reports(self, number: int, secret: bytes, reports: Iterator[pb.ProgressReport]) -> None:
+        rates = Rates(REPORTS_A_SECOND, REPORT_BURST)
         try:
             for report in reports:
-                self._coordinator.report(number, messages.report(report))
+                # Who reports too often is read more slowly, and gRPC slows the sender down.
+                while (wait := rates.wait("")) > 0:
+                    time.sleep(wait)
+                self._coordinator.report(number, messages.report(report, secret))
         except grpc.RpcError:
             pass  # how gRPC ends the iterator of a call that was cancelled or whose client died
         finally:
@@ -89,24 +118,115 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:
         """See the protocol."""
-        with self._coordinator.mailbox() as (number, mailbox):
-            self._coordinator.leave(request.job, request.epoch, request.rank, number)
-            answer = self._receive(mailbox, self._coordinator.switch_deadline + GRACE_SECONDS)
+        with ExitStack() as stack:
+            with _refusals(context):
+                self._gate.caller(context)
+                wait = request.wait_seconds
+                if not (math.isfinite(wait) and 0 <= wait <= MAX_WAIT_SECONDS):
+                    raise RefusedError(
+                        Code.INVALID_ARGUMENT, f"wait_seconds {wait} makes no sense: 0 to {MAX_WAIT_SECONDS:.0f}"
+                    )
+                stack.callback(self._gate.enter("leaves", MAX_LEAVES))
+            number, mailbox = stack.enter_context(self._coordinator.mailbox())
+            context.add_callback(lambda: self._coordinator.close(number))
+            self._coordinator.leave(request, number, credential(context.invocation_metadata()))
+            answer = self._receive(mailbox, wait + self._coordinator.switch_deadline + GRACE_SECONDS)
         if isinstance(answer, Refusal):
             _abort(context, answer)
         return pb.LeaveReply()
 
+    # ---- looking --------------------------------------------------------------------------------------------------
+
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
-        """See the protocol."""
-        reply = self._coordinator.status(request.job)
-        if request.job and not reply.jobs:
-            _abort(context, Refusal(Code.NOT_FOUND, f"no job {request.job!r}: an empty name shows all"))
+        """See the protocol. With a job's token, only jobs that it is for are shown."""
+        with _refusals(context):
+            return self._status(request.job, context)
+
+    def _status(self, job: str, context: grpc.ServicerContext) -> pb.StatusReply:
+        caller = self._gate.caller(context)
+        reply = self._coordinator.status(job)
+        hidden = [found for found in reply.jobs if not caller.may_see(found.job)]
+        for found in hidden:
+            reply.jobs.remove(found)
+        if job and not reply.jobs:
+            raise RefusedError(Code.NOT_FOUND, f"no job {job[:128]!r}: an empty name shows all")
         return reply
 
-    def Pools(self, _request: pb.PoolsRequest, _context: grpc.ServicerContext) -> pb.PoolsReply:
-        """See the protocol."""
+    def Watch(self, request: pb.WatchRequest, context: grpc.ServicerContext) -> Iterator[pb.StatusReply]:
+        """See the protocol. A job that ends while it is watched is no longer in the answers."""
+        interval = request.interval_seconds or DEFAULT_INTERVAL
+        with ExitStack() as stack:
+            with _refusals(context):
+                self._gate.caller(context)
+                if not MIN_INTERVAL <= interval <= MAX_INTERVAL:
+                    raise RefusedError(
+                        Code.INVALID_ARGUMENT,
+                        f"interval_seconds {interval:g} makes no sense: {MIN_INTERVAL:g} to {MAX_INTERVAL:.0f}",
+                    )
+                stack.callback(self._gate.enter("watches", MAX_WATCHERS))
+                reply = self._status(request.job, context)
+            number, mailbox = stack.enter_context(self._coordinator.mailbox())
+            if not context.add_callback(lambda: self._coordinator.close(number)):
+                return
+            while True:
+                yield reply
+                try:
+                    mail = mailbox.get(timeout=interval)
+                except queue.Empty:
+                    reply = self._seen(request.job, context)
+                    continue
+                if mail is not None:
+                    _abort(context, mail)
+                return
+
+    def _seen(self, job: str, context: grpc.ServicerContext) -> pb.StatusReply:
+        try:
+            return self._status(job, context)
+        except RefusedError:
+            reply = self._coordinator.status("")
+            del reply.jobs[:]
+            return reply
+
+    def Pools(self, _request: pb.PoolsRequest, context: grpc.ServicerContext) -> pb.PoolsReply:
+        """See the protocol. With a job's token, the names of other jobs are left out."""
+        with _refusals(context):
+            caller = self._gate.caller(context)
         pools = [messages.pool(view) for view in self._coordinator.pools()]
+        for pool in pools:
+            if pool.job and not caller.may_see(pool.job):
+                pool.job = "(another's)"
         return pb.PoolsReply(pools=pools, slots=constants.SLOTS)
+
+    # ---- operators ------------------------------------------------------------------------------------------------
+
+    def SetMode(self, request: pb.SetModeRequest, context: grpc.ServicerContext) -> pb.SetModeReply:
+        """See the protocol."""
+        with _refusals(context):
+            self._gate.check_operator(context)
+            mode, before = self._coordinator.set_mode(request.job, request.mode)
+        return pb.SetModeReply(mode=mode, before=before)
+
+    def SetPolicy(self, request: pb.SetPolicyRequest, context: grpc.ServicerContext) -> pb.SetPolicyReply:
+        """See the protocol."""
+        with _refusals(context):
+            self._gate.check_operator(context)
+            changes = messages.policy_changes(request.policy, request.zero)
+            policy = self._coordinator.set_policy(request.job, changes)
+        return pb.SetPolicyReply(policy=messages.policy(policy))
+
+    def Drain(self, request: pb.DrainRequest, context: grpc.ServicerContext) -> pb.DrainReply:
+        """See the protocol."""
+        with _refusals(context):
+            self._gate.check_operator(context)
+            moving, staying = self._coordinator.drain(request.switch, request.undrain)
+        return pb.DrainReply(moving=moving, staying=staying)
+
+    def Evict(self, request: pb.EvictRequest, context: grpc.ServicerContext) -> pb.EvictReply:
+        """See the protocol."""
+        with _refusals(context):
+            self._gate.check_operator(context)
+            epoch = self._coordinator.evict(request.job)
+        return pb.EvictReply(epoch=epoch)
 
     @staticmethod
     def _receive(mailbox: Mailbox, timeout: float) -> pb.JoinReply | pb.LeaveReply | Refusal | None:
@@ -117,6 +237,18 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         if isinstance(mail, pb.Directive):
             raise TypeError("a directive is no answer to this call")
         return mail
+
+
+@contextmanager
+def _refusals(context: grpc.ServicerContext) -> Iterator[None]:
+    """Answer the call with a refusal that is raised within."""
+    refusal = None
+    try:
+        yield
+    except RefusedError as error:
+        refusal = error.refusal
+    if refusal is not None:
+        _abort(context, refusal)
 
 
 def _abort(context: grpc.ServicerContext, mail: object) -> NoReturn:

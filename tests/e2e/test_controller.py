@@ -35,6 +35,7 @@ from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
 from p4reduce_bmv2.switch import SwitchProcess, find_bmv2
 from p4reduce_bmv2.topology import Topology
 from p4reduce_controller import cli
+from p4reduce_controller.auth import CREDENTIAL
 from p4reduce_controller.entries import EPOCHS
 from p4reduce_controller.hosts import Hosts, parse
 from p4reduce_controller.marks import epoch_of, is_mark
@@ -95,6 +96,7 @@ class Worker:
         self.sock = lab.open_socket(host)
         self.epoch = 0
         self.endpoint = ("", 0)
+        self.secret: Any = ()
         self.stream: Any = None
         self.requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
 
@@ -170,13 +172,21 @@ class Rig:
             reply = call.result()
             worker.epoch = reply.epoch
             worker.endpoint = (reply.endpoint_ip, reply.endpoint_port)
-            worker.requests = queue.SimpleQueue()
-            worker.report(job)
-            worker.stream = self.stub.Progress(iter(worker.requests.get, None), timeout=DEADLINE)
+            worker.secret = ((CREDENTIAL, reply.credential),)
+            self.open(worker, job)
             assert next(worker.stream).HasField("registered")
+            assert next(worker.stream).order.run_switch.epoch == worker.epoch
+
+    def open(self, worker: Worker, job: str = "train", **fields: Any) -> None:
+        """Open the worker's progress stream, in the place of the one it had."""
+        worker.requests = queue.SimpleQueue()
+        worker.report(job, **fields)
+        requests = iter(worker.requests.get, None)
+        worker.stream = self.stub.Progress(requests, timeout=DEADLINE, metadata=worker.secret)
 
     def leave(self, worker: Worker, job: str = "train") -> None:
-        self.stub.Leave(pb.LeaveRequest(job=job, epoch=worker.epoch, rank=worker.rank), timeout=DEADLINE)
+        request = pb.LeaveRequest(job=job, epoch=worker.epoch, rank=worker.rank)
+        self.stub.Leave(request, timeout=DEADLINE, metadata=worker.secret)
 
     def counters(self, job: str = "train") -> dict[str, int]:
         (status,) = self.stub.Status(pb.StatusRequest(job=job), timeout=DEADLINE).jobs
@@ -317,11 +327,30 @@ class TestJob:
         rig.join(new)
         assert new[0].epoch > epoch
         reduce(new, 0, 1)
-        client = SwitchClient(rig.lab.hosts.switch.grpc, pipeline.find("w5"), election_id=2)
+        client = SwitchClient(rig.lab.hosts.switch.grpc, pipeline.find("w5"), election_id=1 << 40)
         (mark,) = (epoch_of(entry) for entry in client.read_tables([EPOCHS]) if is_mark(entry))
         client.close()
         assert mark > new[0].epoch
         assert new[0].refused(bytes(constants.WORD_BYTES), epoch=mark) is Reason.NOT_ADMITTED
+
+    def test_groups_that_another_program_left_behind(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        """P4Runtime forgets the groups when a program is pushed; the replication engine of BMv2 does not."""
+        old = rig.workers([0, 1, 2])
+        rig.join(old)
+        reduce(old, 0, 1)
+        rig.server.stop()
+        with monkeypatch.context() as patch:
+            patch.setattr(SwitchClient, "read_groups", lambda _: [])
+            foreign = SwitchClient(rig.lab.hosts.switch.grpc, pipeline.find("w34"), election_id=1 << 40)
+            assert foreign.pushed
+            foreign.close()
+        rig.restart()
+        new = rig.workers([0, 1, 2])
+        rig.join(new)
+        reduce(new, 0, 1)
+        # A round trip through each worker's port: what else there was for it would have come before.
+        reduce(new, 1, 1)
+        assert all(worker.silent() for worker in [*old, *new])
 
     def test_who_outlives_the_controller_is_told_by_the_next(self, rig: Rig) -> None:
         workers = rig.workers([0, 1])
@@ -330,11 +359,10 @@ class TestJob:
         rig.restart()
         assert workers[0].refused(bytes(constants.WORD_BYTES), slot=1) in GONE
         for worker in workers:
-            worker.requests = queue.SimpleQueue()
-            worker.report("train", submitted=2, completed=1)
-            (directive,) = rig.stub.Progress(iter(worker.requests.get, None), timeout=DEADLINE)
+            rig.open(worker, submitted=2, completed=1)
+            (directive,) = worker.stream
             assert directive.fence.reason == pb.Fence.ABORTED
-            assert "the controller was restarted and does not keep running jobs yet" in directive.fence.message
+            assert "the controller runs without the state file it had" in directive.fence.message
         rig.join(workers)
         reduce(workers, 0, 1)
 
@@ -444,8 +472,11 @@ def test_the_controller_as_a_process(
         assert "Traceback" not in err
         again = Process(stack, "--hosts", str(file), "--listen", process.address, *state)
         with grpc.insecure_channel(again.address) as channel:
-            second = controller_pb2_grpc.ControllerStub(channel).Join(request, timeout=DEADLINE)
-        assert second.epoch > first.epoch
+            stub = controller_pb2_grpc.ControllerStub(channel)
+            with pytest.raises(grpc.RpcError, match="the job is running in epoch"):
+                stub.Join(request, timeout=DEADLINE)
+            request.incarnation = 1
+            assert stub.Join(request, timeout=DEADLINE).epoch > first.epoch
         assert again.terminate(number)[0] == 0
 
 
@@ -463,8 +494,10 @@ def test_a_controller_that_is_killed_while_jobs_come_fast(tmp_path: Path) -> Non
                     request = pb.JoinRequest(
                         job=f"job{number}", world_size=1, ip="127.0.1.1", udp_port=4000, mtu=1500, receive_frames=9
                     )
-                    used.append(stub.Join(request, timeout=DEADLINE).epoch)
-                    stub.Leave(pb.LeaveRequest(job=request.job, epoch=used[-1], rank=0), timeout=DEADLINE)
+                    reply = stub.Join(request, timeout=DEADLINE)
+                    used.append(reply.epoch)
+                    goodbye = pb.LeaveRequest(job=request.job, epoch=reply.epoch, rank=0)
+                    stub.Leave(goodbye, timeout=DEADLINE, metadata=((CREDENTIAL, reply.credential),))
             assert process.terminate(signal.SIGKILL)[0] == -signal.SIGKILL
     assert len(set(used)) == len(used) == 80
 

@@ -15,6 +15,7 @@ import pytest
 from p4reduce import __version__
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
+from p4reduce_controller.auth import CREDENTIAL
 from p4reduce_controller.fake import FakeSwitch
 from p4reduce_controller.hosts import Hosts
 from p4reduce_controller.server import ControllerServer
@@ -44,10 +45,11 @@ def until(condition: Callable[[], bool]) -> None:
 class Stream:
     """One worker's progress stream."""
 
-    def __init__(self, stub: Any, epoch: int, rank: int, job: str = "train") -> None:
+    def __init__(self, stub: Any, epoch: int, rank: int, job: str = "train", credential: bytes = b"") -> None:
         self.identity = {"job": job, "epoch": epoch, "rank": rank}
+        self.metadata = ((CREDENTIAL, credential),)
         self.requests: queue.SimpleQueue[pb.ProgressReport | None] = queue.SimpleQueue()
-        self.call = stub.Progress(iter(self.requests.get, None), timeout=DEADLINE)
+        self.call = stub.Progress(iter(self.requests.get, None), timeout=DEADLINE, metadata=self.metadata)
         self.report()
 
     def report(self, **fields: Any) -> None:
@@ -66,14 +68,20 @@ class Stream:
 class Rig:
     """A controller under test and its clients."""
 
-    def __init__(self, hosts: Hosts = HOSTS, **options: Any) -> None:
-        self.switch = FakeSwitch()
+    def __init__(self, hosts: Hosts = HOSTS, switch: FakeSwitch | None = None, **options: Any) -> None:
+        self.switch = switch or FakeSwitch()
+        self.kept: list[Stream] = []
         self.clock = Clock()
         defaults: dict[str, Any] = {"lease_seconds": LEASE, "timer": False, "clock": self.clock}
         self.server = ControllerServer(hosts, connect=self.switch.connect, **(defaults | options))
         self.server.start()
         self.channel = grpc.insecure_channel(self.server.address, options=[("grpc.use_local_subchannel_pool", 1)])
         self.stub = controller_pb2_grpc.ControllerStub(self.channel)
+
+    def crash(self) -> None:
+        """End the controller first: it must not see its streams break."""
+        self.server.stop()
+        self.channel.close()
 
     def close(self) -> None:
         self.channel.close()
@@ -101,14 +109,16 @@ class Rig:
         return [call.result() for call in calls]
 
     def start(self, world: int = 2, job: str = "train", **changes: Any) -> list[Stream]:
-        epoch = self.join_all(world, job, **changes)[0].epoch
-        streams = [Stream(self.stub, epoch, rank, job) for rank in range(world)]
+        replies = self.join_all(world, job, **changes)
+        streams = [Stream(self.stub, reply.epoch, rank, job, reply.credential) for rank, reply in enumerate(replies)]
         for stream in streams:
             assert stream.next().HasField("registered")
+            assert stream.next().HasField("order")
+        self.kept += streams  # one that is collected ends
         return streams
 
     def leave(self, stream: Stream) -> None:
-        self.stub.Leave(pb.LeaveRequest(**stream.identity), timeout=DEADLINE)
+        self.stub.Leave(pb.LeaveRequest(**stream.identity), timeout=DEADLINE, metadata=stream.metadata)
 
     def status(self, job: str = "") -> pb.StatusReply:
         return self.stub.Status(pb.StatusRequest(job=job), timeout=DEADLINE)

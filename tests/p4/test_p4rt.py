@@ -18,8 +18,10 @@ from p4reduce.proto import controller_pb2_grpc
 from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
 from p4reduce_bmv2.switch import SwitchProcess, find_bmv2
 from p4reduce_controller import entries, marks
+from p4reduce_controller.auth import CREDENTIAL
 from p4reduce_controller.entries import CounterCell, Entity, Epoch, Group, Place, Update, Verb, base, difference
 from p4reduce_controller.hosts import Host, Hosts, SwitchConfig
+from p4reduce_controller.link import SwitchGoneError
 from p4reduce_controller.marks import is_mark
 from p4reduce_controller.p4rt import SwitchClient
 from p4reduce_controller.pools import Pools
@@ -136,8 +138,12 @@ def test_a_second_controller_is_refused_and_a_higher_one_takes_over(connect: Cal
     second = connect(election_id=3)
     assert not second.pushed, "the same program is not pushed again"
     assert lost.get(timeout=DEADLINE) == "another controller has become primary"
+    late = [Update(Verb.INSERT, Group(5, frozenset({(1, 1)})))]
+    with pytest.raises(SwitchGoneError, match="write: another controller has become primary"):
+        first.write(late)
+    first._session.lost = None
     with pytest.raises(SwitchError, match="PERMISSION_DENIED"):
-        first.write([Update(Verb.INSERT, Group(5, frozenset({(1, 1)})))])
+        first.write(late)  # the switch refuses it as well
     with pytest.raises(SwitchError, match="another controller is primary"):
         connect(election_id=2)
     second.write([Update(Verb.INSERT, Group(5, frozenset({(1, 1)})))])
@@ -176,17 +182,22 @@ def join(server: ControllerServer, ranks: int, job: str = "train") -> list[Any]:
         return [call.result() for call in calls]
 
 
+def leave(stub: Any, replies: list[Any], job: str = "train") -> None:
+    for rank, reply in enumerate(replies):
+        request = pb.LeaveRequest(job=job, epoch=reply.epoch, rank=rank)
+        stub.Leave(request, timeout=DEADLINE, metadata=((CREDENTIAL, reply.credential),))
+
+
 def test_a_job_comes_and_goes(address: str) -> None:
     hosts = lab(address)
     with ControllerServer(hosts) as server:
-        epoch = join(server, 8)[0].epoch
+        replies = join(server, 8)
         with grpc.insecure_channel(server.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             status = stub.Status(pb.StatusRequest(), timeout=DEADLINE)
             assert status.switch.connected
             assert dict(status.jobs[0].counters) == dict.fromkeys(entries.COUNTER_NAMES, 0)
-            for rank in range(8):
-                stub.Leave(pb.LeaveRequest(job="train", epoch=epoch, rank=rank), timeout=DEADLINE)
+            leave(stub, replies)
             assert not stub.Status(pb.StatusRequest(), timeout=DEADLINE).jobs
     client = SwitchClient(address, pipeline.find("w5"))
     try:
@@ -220,10 +231,9 @@ def test_no_epoch_comes_twice_on_one_switch(address: str, monkeypatch: pytest.Mo
         with grpc.insecure_channel(server.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
             for number in range(jobs):
-                used.append(join(server, 2, f"job{number}")[0].epoch)
-                for rank in range(2):
-                    leave = pb.LeaveRequest(job=f"job{number}", epoch=used[-1], rank=rank)
-                    stub.Leave(leave, timeout=DEADLINE)
+                replies = join(server, 2, f"job{number}")
+                used.append(replies[0].epoch)
+                leave(stub, replies, f"job{number}")
 
     for now in (NOW, NOW, NOW - 500):
         with ControllerServer(hosts, wall=lambda now=now: now) as server:
@@ -233,7 +243,6 @@ def test_no_epoch_comes_twice_on_one_switch(address: str, monkeypatch: pytest.Mo
         monkeypatch.setattr(marks.Mark, "clear", stop_here)
         with pytest.raises(grpc.RpcError, match="stopped between insert and delete"):
             grant(server, 1)
-    # Looked at before the patch goes: what a stopped controller had begun, it ends, and would clear up now.
     assert len(epoch_entries(address)) == 2
     monkeypatch.undo()
     with ControllerServer(hosts, wall=lambda: NOW) as server:
@@ -266,11 +275,14 @@ def test_a_switch_that_is_restarted_under_a_running_job(kind: Any) -> None:
     try:
         with ControllerServer(lab(address)) as server, grpc.insecure_channel(server.address) as channel:
             stub = controller_pb2_grpc.ControllerStub(channel)
-            epoch = join(server, 1)[0].epoch
+            (reply,) = join(server, 1)
+            epoch = reply.epoch
             reports: queue.SimpleQueue[Any] = queue.SimpleQueue()
             reports.put(pb.ProgressReport(job="train", epoch=epoch, rank=0))
-            directives = stub.Progress(iter(reports.get, None), timeout=DEADLINE)
+            secret = ((CREDENTIAL, reply.credential),)
+            directives = stub.Progress(iter(reports.get, None), timeout=DEADLINE, metadata=secret)
             assert next(directives).HasField("registered")
+            assert next(directives).HasField("order")
             first.stop()
             second = SwitchProcess.start(kind, grpc_addr=address)
             fence = next(directives).fence

@@ -59,6 +59,8 @@ class ScriptedServer(p4runtime_pb2_grpc.P4RuntimeServicer):
         self.groups: list[int] = []
         self.write: Callable[[Any, Any], None] = lambda *_: None
         self.capabilities: Callable[[Any], None] = lambda _: None
+        self.config: Callable[[Any], None] = lambda _: None
+        """Called first when the switch is asked which pipeline it runs."""
         self.calls: list[str] = []
         self.requests: list[Any] = []
         self.hang = threading.Event()
@@ -96,6 +98,7 @@ class ScriptedServer(p4runtime_pb2_grpc.P4RuntimeServicer):
 
     def GetForwardingPipelineConfig(self, request: Any, context: Any) -> Any:
         self.calls.append("get")
+        self.config(context)
         if self.cookie is None:
             context.abort(grpc.StatusCode.FAILED_PRECONDITION, "No forwarding pipeline config set for this device")
         response = p4runtime_pb2.GetForwardingPipelineConfigResponse()
@@ -384,7 +387,7 @@ def test_write_errors_ignores_details_of_another_kind() -> None:
 def test_every_call_has_a_deadline(server: ScriptedServer, connect: Callable[..., SwitchClient]) -> None:
     client = connect(deadline=0.3)
     server.write = lambda *_: server.hang.wait(DEADLINE) and None
-    server.capabilities = lambda _: server.hang.wait(DEADLINE) and None
+    server.config = lambda _: server.hang.wait(DEADLINE) and None
     begin = time.monotonic()
     with pytest.raises(SwitchGoneError, match="write: DEADLINE_EXCEEDED"):
         client.write([Update(Verb.INSERT, ENTRY)])
@@ -396,11 +399,25 @@ def test_every_call_has_a_deadline(server: ScriptedServer, connect: Callable[...
 def test_probe(server: ScriptedServer, connect: Callable[..., SwitchClient]) -> None:
     client = connect()
     client.probe()
-    server.capabilities = lambda context: context.abort(grpc.StatusCode.UNIMPLEMENTED, "")
-    client.probe()
-    server.capabilities = lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
-    with pytest.raises(SwitchError, match="no sign of life: UNAVAILABLE: going down"):
+    server.config = lambda context: context.abort(grpc.StatusCode.UNAVAILABLE, "going down")
+    with pytest.raises(SwitchGoneError, match="no sign of life: UNAVAILABLE: going down"):
         client.probe()
+
+
+@pytest.mark.parametrize(("cookie", "found"), [(None, "no program"), (0, "another program"), (77, "another program")])
+def test_probe_finds_out_that_the_program_is_not_ours_any_more(
+    server: ScriptedServer, connect: Callable[..., SwitchClient], cookie: int | None, found: str
+) -> None:
+    client = connect()
+    assert client.pushed
+    server.cookie = cookie
+    with pytest.raises(SwitchGoneError, match=f"it runs {found}.*in the place of p4reduce's"):
+        client.probe()
+    client.close()
+    assert server.stream_ended.wait(DEADLINE)
+    again = connect()
+    assert again.pushed
+    again.probe()
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,10 @@ def test_base_of_wired_hosts() -> None:
         0x0A000001: 0x027034000001,
         0x0A000002: 0x027034000002,
     }
+    assert [(e.key, e.action) for e in of(entities, "sources")] == [
+        ((("ingress_port", 1), ("src_mac", 0x027034000001), ("src_ip", 0x0A000001)), "permit"),
+        ((("ingress_port", 2), ("src_mac", 0x027034000002), ("src_ip", 0x0A000002)), "permit"),
+    ]
     assert [e.key for e in of(entities, "worker_ports")] == [
         (("ingress_port", 1), ("ipv4_src", 0x0A000001)),
         (("ingress_port", 2), ("ipv4_src", 0x0A000002)),
@@ -116,6 +120,7 @@ def test_an_epoch() -> None:
         {
             "ingress_port": place.port,
             "ipv4_src": place.ip,
+            "udp_src": place.udp_port,
             "epoch": 77,
             "rank": place.rank,
             "worker": 1 << place.rank,

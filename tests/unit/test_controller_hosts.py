@@ -38,6 +38,11 @@ def test_a_good_file() -> None:
     assert (hosts.hosts[0].ip_number, hosts.hosts[0].mac_number) == (0x0A000001, 0x027034000001)
 
 
+def test_the_switch_has_a_name() -> None:
+    assert parse(SWITCH + HOST).switch.name == "s1"
+    assert parse(SWITCH + 'name = "rack 7"' + HOST).switch.name == "rack 7"
+
+
 def test_endpoints_make_the_mac_optional() -> None:
     text = SWITCH + '[[host]]\nname = "a"\nip = "127.0.1.1"\nport = 1\nendpoint = "127.0.0.1:40001"\n'
     hosts = parse(text)
@@ -85,6 +90,10 @@ MISTAKES = {
     "device id": (SWITCH + "device_id = -1" + HOST, "device_id must be from 0"),
     "device id type": (SWITCH + "device_id = true" + HOST, "device_id must be a whole number, not True"),
     "switch ip": (SWITCH.replace("10.0.0.254", "10.0.0.256") + HOST, "[switch]: ip '10.0.0.256' is not an IPv4"),
+    "switch name": (SWITCH + 'name = ""' + HOST, "[switch]: name must be a text that is not empty"),
+    "long switch name": (SWITCH + f'name = "{"x" * 65}"' + HOST, "must be up to 64 printable characters"),
+    "odd switch name": (SWITCH + 'name = "a\\u001b[31m"' + HOST, "[switch]: name 'a\\x1b[31m' must be up to 64"),
+    "blank host name": (SWITCH + HOST.replace('"h1"', '" h1"'), "name ' h1' must be up to 64 printable characters"),
     "no name": (SWITCH + HOST.replace('name = "h1"', ""), "host 1: name is missing"),
     "empty name": (SWITCH + HOST.replace("h1", ""), "name must be a text that is not empty"),
     "ip": (SWITCH + HOST.replace("10.0.0.1", "10.0.1"), "host 1 (h1): ip '10.0.1' is not an IPv4 address"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -236,6 +237,84 @@ def test_an_idle_session_is_probed_and_a_dead_one_replaced() -> None:
         assert rig.event() == "down: no sign of life"
         assert rig.event() == "up"
         assert first.lost == "closed"
+    finally:
+        rig.link.stop()
+
+
+def test_a_session_is_looked_after_however_busy_it_is() -> None:
+    looked = threading.Event()
+    rig = Rig(probe_seconds=0.01, look_after=lambda _: looked.set())
+    rig.link.start()
+    try:
+        rig.event()
+        over = time.monotonic() + DEADLINE
+        while not looked.is_set():
+            assert time.monotonic() < over
+            rig.ask(lambda _: None)
+        assert rig.switch.sessions[0].probes >= 1
+        assert rig.link.trouble == ""
+        assert 0.0 < rig.link.connected_seconds < DEADLINE
+    finally:
+        rig.link.stop()
+
+
+def test_what_is_found_when_looking_after_it_may_end_a_session() -> None:
+    faults = iter([SwitchGoneError("it does not answer any more")])
+
+    def look(_: Switch) -> None:
+        for fault in faults:
+            raise fault
+
+    rig = Rig(probe_seconds=0.01, look_after=look)
+    rig.link.start()
+    try:
+        assert [rig.event() for _ in range(3)] == ["up", "down: it does not answer any more", "up"]
+    finally:
+        rig.link.stop()
+
+
+def test_attempts_are_never_more_than_a_second_apart(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    rig = Rig(first_pause=0.001, longest_pause=0.004)
+    rig.link.start()
+    assert rig.event() == "up"
+    attempts: queue.SimpleQueue[int] = queue.SimpleQueue()
+    connect = rig.switch.connect
+
+    def refuse(on_lost: Callable[[str], None]) -> Any:
+        attempts.put(1)
+        return connect(on_lost)
+
+    rig.link._connect = refuse
+    rig.switch.unreachable = "nobody answers"
+    rig.switch.sessions[0].lose("reset")
+    try:
+        assert rig.event() == "down: reset"
+        for _ in range(8):
+            attempts.get(timeout=DEADLINE)
+        assert rig.link.connected_seconds == 0.0
+        rig.switch.unreachable = None
+        assert rig.event() == "up"
+    finally:
+        rig.link.stop()
+    pauses = [r.args[0] for r in caplog.records if "next attempt in" in r.msg]  # type: ignore[index]
+    assert pauses[:5] == [0.001, 0.002, 0.004, 0.004, 0.004]
+    assert SwitchLink(connect, rig._up, rig._down)._longest_pause == 1.0
+
+
+def test_a_controller_whose_place_is_taken_stops_trying() -> None:
+    demoted: queue.SimpleQueue[str] = queue.SimpleQueue()
+    rig = Rig(on_demoted=demoted.put)
+    rig.link.start()
+    try:
+        assert rig.event() == "up"
+        rig.switch.taken = "another controller has become primary"
+        rig.switch.sessions[0].lose("another controller has become primary")
+        assert demoted.get(timeout=DEADLINE) == "another controller has become primary"
+        rig.switch.taken = None
+        with pytest.raises(SwitchError, match="no session with the switch: another controller has become primary"):
+            rig.ask(lambda _: 1)
+        assert len(rig.switch.sessions) == 1
     finally:
         rig.link.stop()
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from p4reduce.errors import SwitchError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce_controller import entries, marks
+from p4reduce_controller.auth import CREDENTIAL
 from p4reduce_controller.entries import TableEntry, Update, Verb
 from p4reduce_controller.fake import FakeSwitch
 from p4reduce_controller.link import SwitchGoneError
@@ -24,6 +26,7 @@ from p4reduce_controller.server import ControllerServer
 from p4reduce_controller.store import MAX_EPOCH, StoreError, open_store
 
 NOW = 1_900_000_000
+NAMES = itertools.count()
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +51,14 @@ class Controller:
     def grant(self, jobs: int, leave: bool = True) -> list[int]:
         """Epochs of so many jobs, one after the other."""
         epochs = []
-        for number in range(jobs):
-            job = f"job{number}"
+        for _ in range(jobs):
+            job = f"job{next(NAMES)}"
             request = pb.JoinRequest(job=job, world_size=1, ip="127.0.1.1", udp_port=4000, mtu=65535, receive_frames=99)
-            epochs.append(self.stub.Join(request, timeout=DEADLINE).epoch)
+            reply = self.stub.Join(request, timeout=DEADLINE)
+            epochs.append(reply.epoch)
             if leave:
-                self.stub.Leave(pb.LeaveRequest(job=job, epoch=epochs[-1], rank=0), timeout=DEADLINE)
+                goodbye = pb.LeaveRequest(job=job, epoch=reply.epoch, rank=0)
+                self.stub.Leave(goodbye, timeout=DEADLINE, metadata=((CREDENTIAL, reply.credential),))
         return epochs
 
     def refused(self) -> str:
@@ -190,16 +195,38 @@ def test_what_a_controller_without_marks_left_is_covered_before_it_is_taken_away
         assert controller.grant(1)[0] > NOW + 504
 
 
-def test_a_restarted_switch_remembers_nothing_and_the_controller_goes_on(switch: FakeSwitch) -> None:
+def test_a_restarted_switch_gets_a_mark_above_every_epoch_at_once(switch: FakeSwitch) -> None:
     with life(switch) as controller:
         used = controller.grant(6)
+        before = len(switch.written)
         switch.restart()
         until(lambda: len(switch.sessions) == 2 and bool(switch.holds(entries.WORKER_PORTS)))
         until(lambda: controller.stub.Status(pb.StatusRequest(), timeout=DEADLINE).switch.connected)
-        assert standing(switch) == []
+        assert switch.written[before] == Update(Verb.INSERT, mark(used[-1] + 4)), "before anything else"
+        assert standing(switch) == [used[-1] + 4]
         used += controller.grant(3)
-        assert used == list(range(NOW, NOW + 9))
+        assert used == [*range(NOW, NOW + 6), *range(NOW + 10, NOW + 13)]
         assert standing(switch)[0] > used[-1]
+
+
+def test_a_file_remembers_for_a_switch_that_forgot(switch: FakeSwitch, tmp_path: Path) -> None:
+    with life(switch, state=tmp_path / "state.db") as controller:
+        used = controller.grant(6)
+    fresh = FakeSwitch()
+    with life(fresh, now=0, state=tmp_path / "state.db") as controller:
+        assert standing(fresh) == [used[-1] + 4]
+        assert controller.grant(1)[0] > used[-1] + 4
+
+
+def test_a_mark_that_somebody_took_away_is_put_back(switch: FakeSwitch) -> None:
+    with life(switch, probe_seconds=0.01, audit_seconds=0.01) as controller:
+        used = controller.grant(2)
+        (gone,) = (entry for entry in switch.holds(entries.EPOCHS) if is_mark(entry))
+        del switch.entities[gone.identity]
+        until(lambda: bool(standing(switch)))
+        assert standing(switch) == [used[-1] + 4]
+        assert controller.grant(9)[0] > used[-1]
+    check_history(switch)
 
 
 def test_epochs_from_before_a_session_are_void_below_the_mark(switch: FakeSwitch) -> None:

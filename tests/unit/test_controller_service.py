@@ -79,10 +79,15 @@ def test_all_ranks_join_and_the_switch_admits_them_before_they_know(rig: Rig) ->
     rig.switch.gate.set()
     replies = [call.result() for call in calls]
     assert len(rig.switch.holds(entries.ADMIT)) == 2
+    assert len({reply.credential for reply in replies}) == 2
+    assert {len(reply.credential) for reply in replies} == {16}
     for rank, reply in enumerate(replies):
         assert reply.epoch == replies[0].epoch > 0
         assert (reply.endpoint_ip, reply.endpoint_port) == ("127.0.0.1", 41001 + rank)
-        assert (reply.or_slots, reply.add_slots) == (7, 53)
+        begin = reply.order.run_switch
+        assert (begin.epoch, begin.first_bucket, reply.order.number) == (reply.epoch, 0, replies[0].order.number)
+        assert (reply.or_slots, reply.add_slots) == (begin.or_slots, begin.add_slots)
+        assert 1 <= begin.or_slots < begin.add_slots
         assert reply.lease_seconds == LEASE
         assert [(m.rank, m.host, m.ip, m.udp_port, m.switch_port) for m in reply.members] == [
             (0, "local1", "127.0.1.1", 4000, 1),
@@ -198,17 +203,13 @@ def test_a_join_whose_client_dies_withdraws_its_rank(rig: Rig) -> None:
     assert gone.done()
 
 
-def test_no_free_pool() -> None:
-    rig = Rig(pool_slots=512)
-    try:
-        rig.join_all(1, "a")
-        rig.join_all(1, "b")
-        for call in [rig.join(rank, job="c") for rank in (0, 1)]:
-            code, text = refused(call)
-            assert (code, "all 2 pools" in text) == ("RESOURCE_EXHAUSTED", True)
-        assert rig.pools() == ["a", "b"]
-    finally:
-        rig.close()
+def test_no_room(rig: Rig) -> None:
+    rig.join_all(1, "a")
+    calls = [rig.join(rank, job="b", slots_min=1024) for rank in (0, 1)]
+    for call in calls:
+        code, text = refused(call)
+        assert (code, "end another job" in text) == ("RESOURCE_EXHAUSTED", True), text
+    assert [name for name in rig.pools() if name] == ["a"]
 
 
 def test_a_switch_that_refuses(rig: Rig) -> None:
@@ -232,9 +233,11 @@ def test_a_switch_that_refuses(rig: Rig) -> None:
 def test_status_of_controller_and_switch(rig: Rig) -> None:
     rig.clock.now += 5.0
     status = rig.status()
+    assert 0.0 < status.switch.connected_seconds < DEADLINE
+    status.switch.connected_seconds = 0.0
     assert (status.server_version, status.uptime_seconds) == (__version__, 5.0)
     assert status.switch == pb.SwitchStatus(
-        address="127.0.0.1:9559", device_id=0, connected=True, primary=True, profile="w34", slots=1024
+        address="127.0.0.1:9559", device_id=0, connected=True, primary=True, profile="w34", slots=1024, name="s1"
     )
     code, text = refused(lambda: rig.status("nobody"))
     assert (code, "no job 'nobody'" in text) == ("NOT_FOUND", True)
@@ -244,8 +247,9 @@ def test_pools(rig: Rig) -> None:
     streams = rig.start(1, "a")
     pools = rig.stub.Pools(pb.PoolsRequest(), timeout=DEADLINE)
     assert pools.slots == 1024
-    assert [(pool.base, pool.size) for pool in pools.pools] == [(base, 64) for base in range(0, 1024, 64)]
-    assert [pool.job for pool in pools.pools] == ["a"] + [""] * 15
+    assert sum(pool.size for pool in pools.pools) == 1024
+    assert [pool.job for pool in pools.pools] == ["a", ""]
+    assert pools.pools[0].size == rig.job("a").pool_size
     assert pools.pools[0].epoch == rig.job("a").epoch == streams[0].identity["epoch"]
 
 

@@ -1,16 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs: never 0, never twice, whatever happens to clock and file."""
+"""Epochs: never 0, never twice, whatever happens to clock and file. Records and flags: kept, or the file is refused."""
 
 from __future__ import annotations
 
+import os
 import sqlite3
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from p4reduce.errors import ConfigError
-from p4reduce_controller.store import MAX_EPOCH, EpochStore, MemoryStore, SqliteStore, StoreError, open_store
+from p4reduce_controller.store import (
+    MAX_EPOCH,
+    SCHEMA_VERSION,
+    InUseError,
+    MemoryStore,
+    SqliteStore,
+    Store,
+    StoreError,
+    open_store,
+)
 
 NOW = 1_900_000_000
 
@@ -24,8 +37,8 @@ class Clock:
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[EpochStore]:
-    made: EpochStore = MemoryStore(clock) if request.param == "memory" else SqliteStore(tmp_path / "state.db", clock)
+def store(request: pytest.FixtureRequest, tmp_path: Path, clock: Clock) -> Iterator[Store]:
+    made: Store = MemoryStore(clock) if request.param == "memory" else SqliteStore(tmp_path / "state.db", clock)
     yield made
     made.close()
 
@@ -35,11 +48,11 @@ def clock() -> Clock:
     return Clock()
 
 
-def test_epochs_start_at_the_clock_and_rise(store: EpochStore) -> None:
+def test_epochs_start_at_the_clock_and_rise(store: Store) -> None:
     assert [store.next() for _ in range(3)] == [NOW, NOW + 1, NOW + 2]
 
 
-def test_a_later_clock_is_followed_and_an_earlier_one_is_not(store: EpochStore, clock: Clock) -> None:
+def test_a_later_clock_is_followed_and_an_earlier_one_is_not(store: Store, clock: Clock) -> None:
     first = store.next()
     clock.now += 100
     assert store.next() == first + 100
@@ -52,14 +65,14 @@ def test_a_clock_at_zero_does_not_give_epoch_0(clock: Clock) -> None:
     assert MemoryStore(clock).next() == 1
 
 
-def test_epochs_seen_elsewhere_are_not_handed_out(store: EpochStore) -> None:
+def test_epochs_seen_elsewhere_are_not_handed_out(store: Store) -> None:
     store.raise_to(NOW + 50)
     assert store.next() == NOW + 51
     store.raise_to(NOW)
     assert store.next() == NOW + 52
 
 
-def test_the_last_epoch_is_the_last(store: EpochStore) -> None:
+def test_the_last_epoch_is_the_last(store: Store) -> None:
     store.raise_to(MAX_EPOCH - 1)
     assert store.next() == MAX_EPOCH
     for _ in range(2):
@@ -94,8 +107,9 @@ def test_a_restored_backup_does_not_repeat(tmp_path: Path, clock: Clock) -> None
     path = tmp_path / "state.db"
     store = SqliteStore(path, clock)
     store.next()
+    store.close()
     backup = path.read_bytes()
-    used = []
+    store, used = SqliteStore(path, clock), []
     for _ in range(10):
         clock.now += 1.5
         used.append(store.next())
@@ -103,6 +117,7 @@ def test_a_restored_backup_does_not_repeat(tmp_path: Path, clock: Clock) -> None
     path.write_bytes(backup)
     clock.now += 1.5
     restored = SqliteStore(path, clock)
+    assert restored.last < min(used)
     assert restored.next() > max(used)
     restored.close()
 
@@ -110,37 +125,207 @@ def test_a_restored_backup_does_not_repeat(tmp_path: Path, clock: Clock) -> None
 def test_two_controllers_cannot_share_a_file(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     store = SqliteStore(path)
-    with pytest.raises(ConfigError, match=r"state\.db: cannot use the state file: .*another controller uses it"):
+    with pytest.raises(
+        InUseError, match=rf"state\.db: the state file is in use by process {os.getpid()} on \S+ since "
+    ):
         SqliteStore(path)
     store.close()
     SqliteStore(path).close()
 
 
-def test_files_of_something_else_are_refused(tmp_path: Path) -> None:
+def test_the_lock_goes_with_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    code = (
+        "import sys, time; from p4reduce_controller.store import SqliteStore; "
+        "s = SqliteStore(sys.argv[1], lambda: 7.0); s.next(); s.save('train', {'a': 1}); print('held', flush=True); "
+        "sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(InUseError, match=f"in use by process {process.pid} on "):
+            SqliteStore(path)
+        process.kill()
+    with closing(SqliteStore(path, lambda: 0.0)) as store:
+        assert (store.last, store.next(), store.records()) == (7, 8, [{"a": 1}])
+
+
+def test_only_the_owner_may_read_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path)) as store:
+        store.save("train", {"credential": "secret"})
+        for file in tmp_path.iterdir():
+            assert file.stat().st_mode & 0o077 == 0, file
+
+
+def test_records_and_flags_are_kept(store: Store) -> None:
+    store.save("b", {"epoch": 7, "ranks": [0, 1]})
+    store.save("a", {"epoch": 6})
+    store.save("b", {"epoch": 8})
+    store.set_flag("drained", True)
+    store.set_flag("policy", {"deadline": 5.0})
+    assert store.records() == [{"epoch": 6}, {"epoch": 8}]
+    assert store.flags() == {"drained": True, "policy": {"deadline": 5.0}}
+    store.forget("a")
+    store.forget("nobody")
+    store.set_flag("drained", None)
+    assert store.records() == [{"epoch": 8}]
+    assert store.flags() == {"policy": {"deadline": 5.0}}
+
+
+@pytest.mark.parametrize("value", [{"x": b"bytes"}, {"x": float("nan")}])
+def test_what_json_cannot_hold_is_refused(store: Store, value: dict[str, object]) -> None:
+    store.save("train", {"epoch": 5})
+    with pytest.raises(StoreError, match="the record of job 'train' cannot be written as JSON"):
+        store.save("train", value)
+    assert store.records() == [{"epoch": 5}]
+
+
+def test_every_call_is_on_disk_when_it_returns(tmp_path: Path, clock: Clock) -> None:
+    """What a kill leaves after each step is a file that holds all steps up to it."""
+    path = tmp_path / "state.db"
+    steps: list[Callable[[SqliteStore], object]] = [
+        lambda s: s.next(),
+        lambda s: s.save("a", {"n": 1}),
+        lambda s: s.save("a", {"n": 2}),
+        lambda s: s.set_flag("drained", True),
+        lambda s: s.raise_to(NOW + 9),
+        lambda s: s.forget("a"),
+    ]
+    seen = []
+    with closing(SqliteStore(path, clock)) as store:
+        for number, step in enumerate(steps):
+            step(store)
+            crash = tmp_path / f"crash{number}"
+            crash.mkdir()
+            for file in tmp_path.glob("state.db*"):
+                (crash / file.name).write_bytes(file.read_bytes())
+            with closing(SqliteStore(crash / "state.db", clock)) as left:
+                seen.append((left.last - NOW, left.records(), left.flags()))
+    drained = {"drained": True}
+    assert seen == [
+        (0, [], {}),
+        (0, [{"n": 1}], {}),
+        (0, [{"n": 2}], {}),
+        (0, [{"n": 2}], drained),
+        (9, [{"n": 2}], drained),
+        (9, [], drained),
+    ]
+
+
+def schema_1(path: Path, last: object = NOW + 5) -> None:
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("CREATE TABLE epoch (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL)")
+        connection.execute("INSERT INTO epoch VALUES (1, ?)", (last,))
+        connection.execute("PRAGMA user_version = 1")
+
+
+def test_schema_1_is_taken_over(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "state.db"
+    schema_1(path)
+    for _ in range(2):
+        with closing(SqliteStore(path, clock)) as store:
+            assert (store.records(), store.flags()) == ([], {})
+            assert store.next() > NOW + 5
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (SCHEMA_VERSION,)
+
+
+def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    before = path.read_bytes()
+    with pytest.raises(
+        ConfigError, match=r"state\.db: written by a newer p4reduce \(schema 3.* up to 2\): upgrade this"
+    ):
+        SqliteStore(path)
+    assert path.read_bytes() == before
+
+
+def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> None:
     foreign = tmp_path / "foreign.db"
-    with sqlite3.connect(foreign) as connection:
+    with closing(sqlite3.connect(foreign)) as connection, connection:
         connection.execute("CREATE TABLE theirs (x)")
-    connection.close()
-    with pytest.raises(ConfigError, match="not a state file of this version"):
-        SqliteStore(foreign)
+        connection.execute("PRAGMA user_version = 1")
     text = tmp_path / "notes.txt"
     text.write_text("no database at all, but long enough to be looked at" * 20)
-    with pytest.raises(ConfigError, match="cannot use the state file"):
-        SqliteStore(text)
-    with pytest.raises(ConfigError, match="cannot use the state file"):
+    for path, message in (
+        (foreign, "not a state file of p4reduce: name another"),
+        (text, "not a state file, or a dam"),
+    ):
+        before = path.read_bytes()
+        with pytest.raises(ConfigError, match=message):
+            SqliteStore(path)
+        assert path.read_bytes() == before
+    with pytest.raises(ConfigError, match=r"nowhere/state\.db: cannot use the state file: .*No such file"):
         SqliteStore(tmp_path / "nowhere" / "state.db")
+
+
+DAMAGES = {
+    "record": ("UPDATE jobs SET record = '{\"a\": '", "the record of job 'train'"),
+    "no table": ("UPDATE jobs SET record = '[1]'", "the record of job 'train' is no table"),
+    "no text": ("UPDATE jobs SET record = x'00ff'", "the record of job 'train': no text"),
+    "flag": ("UPDATE flags SET value = 'tru'", "the flag drained"),
+    "table": ("DROP TABLE jobs", "no table jobs"),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_damaged_content_says_which_file_and_what_to_do(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path)) as store:
+        store.save("train", {"a": 1})
+        store.set_flag("drained", True)
+    statement, what = DAMAGES[name]
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(statement)
+    for _ in range(2):
+        with pytest.raises(ConfigError) as caught:
+            SqliteStore(path)
+        assert not isinstance(caught.value, InUseError)
+        assert str(caught.value).startswith(f"{path}: the state file is damaged (")
+        assert what in str(caught.value)
+        assert "restore a copy, or move it away" in str(caught.value)
+
+
+def test_damaged_pages_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path)) as store:
+        for number in range(200):
+            store.save(f"job{number}", {"text": "x" * 200})
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 4096] = bytes(4096)
+    path.write_bytes(data)
+    with pytest.raises(ConfigError, match=r"state\.db: .*damaged.*restore a copy"):
+        SqliteStore(path)
+
+
+def test_an_epoch_that_makes_no_sense(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    schema_1(path, "banana")
+    with closing(SqliteStore(path)) as store, pytest.raises(StoreError, match="'banana' as the last epoch"):
+        store.next()
 
 
 def test_a_file_that_cannot_be_written_hands_out_nothing(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "state.db"
-    store = SqliteStore(path, clock)
-    used = store.next()
-    store._connection.execute("PRAGMA query_only = ON")
-    with pytest.raises(StoreError, match="cannot write the state file"):
-        store.next()
-    store._connection.execute("PRAGMA query_only = OFF")
-    assert store.next() == used + 1
-    store.close()
+    with closing(SqliteStore(path, clock)) as store:
+        used = store.next()
+        store._connection.execute("PRAGMA query_only = ON")
+        for call in (
+            store.next,
+            lambda: store.save("a", {}),
+            lambda: store.forget("a"),
+            lambda: store.raise_to(1 << 31),
+        ):
+            with pytest.raises(StoreError, match="cannot use the state file: attempt to write a readonly database"):
+                call()
+        store._connection.execute("PRAGMA query_only = OFF")
+        assert store.next() == used + 1
 
 
 def test_open_store_chooses(tmp_path: Path) -> None:
