@@ -6,12 +6,13 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,13 +21,16 @@ from p4reduce.config import Settings
 from p4reduce.controller_client import ControllerClient
 from p4reduce.core.bucket import Barrier, Bucket, Reduction
 from p4reduce.core.config import CoreConfig
-from p4reduce.core.worker import WorkerCore
 from p4reduce.driver import Driver, Pending
 from p4reduce.errors import ControllerError, UsageError
 from p4reduce.membership import Membership, ranks_text
 from p4reduce.transport.base import Transport
 from p4reduce.transport.faults import FaultyTransport
 from p4reduce.wire import MAX_BUCKET
+
+if TYPE_CHECKING:
+    from p4reduce.metrics import MetricsServer
+    from p4reduce.ring import Ring
 
 FloatArray = npt.NDArray[np.float32]
 FloatInput = FloatArray | np.float32
@@ -42,12 +46,50 @@ class Session:
     config: CoreConfig
     client: ControllerClient
     transport: Transport
-    core: WorkerCore
+    ring: Ring | None
     driver: Driver
     membership: Membership
+    elements: int = 0
+    metrics: MetricsServer | None = None
     pid: int = field(default_factory=os.getpid)
     closed: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
+
+    @property
+    def path(self) -> Literal["switch", "ring"]:
+        """The path that new buckets take."""
+        return "switch" if self.driver.path.on_switch else "ring"
+
+    def stats(self) -> dict[str, Any]:
+        """See `Communicator.stats`."""
+        config, driver, transport = self.config, self.driver, self.transport
+        faults = asdict(transport.faults) if isinstance(transport, FaultyTransport) else None
+        path, runner = driver.path, driver.runner
+        or_slots, add_slots = path.slots
+        return {
+            "job": config.job,
+            "rank": config.rank,
+            "world_size": config.world_size,
+            "epoch": config.epoch,
+            "profile": config.profile.name,
+            "path": self.path,
+            "mode": self.settings.mode,
+            "present": path.present,
+            "fallbacks": dict(path.fallbacks),
+            "promotions": path.promotions,
+            "or_slots": or_slots,
+            "add_slots": add_slots,
+            "controller_connected": self.membership.connected,
+            "submitted": driver.submitted,
+            "completed": driver.completed,
+            "elements": self.elements,
+            "bytes": 4 * self.elements,
+            "seconds": asdict(driver.timings),
+            "core": path.counters(),
+            "ring": asdict(runner.counters) if runner is not None else None,
+            "transport": asdict(transport.counters),
+            "faults": faults,
+        }
 
     def shutdown(self, timeout: float | None = None) -> None:
         """Close everything, once; later calls return at once. Does nothing in a forked child.
@@ -60,15 +102,30 @@ class Session:
             if self.closed:
                 return
             self.closed = True
-        rank, pending = self.config.rank, -1
+        driver, rank, pending = self.driver, self.config.rank, -1
+        over = UsageError(f"rank {rank} of job {self.config.job!r} is closed: connect() again")
+        timeout = self.settings.close_timeout if timeout is None else timeout
+        end = time.monotonic() + timeout
         try:
-            pending = self.driver.drain(self.settings.close_timeout if timeout is None else timeout)
+            driver.seal(over)
+            pending = driver.drain(timeout)
+            if not pending:
+                # The others may need this rank for what they have not completed: the driver runs on meanwhile.
+                waits = driver.error is None and not driver.inside
+                self.membership.leave(driver.submitted, max(end - time.monotonic(), 0.0) if waits else 0.0)
         finally:  # also after KeyboardInterrupt, when nobody knows what is pending
             if pending:
                 count = f"{pending} of its" if pending > 0 else "some of its"
                 self.membership.abort(f"rank {rank} was closed while {count} buckets were pending")
-            self.driver.stop(UsageError(f"rank {rank} of job {self.config.job!r} is closed: connect() again"))
-            self.membership.leave()
+            driver.stop(over)
+            if pending:
+                self.membership.wait_fenced()
+                self.membership.leave(driver.submitted)
+            self.membership.stop()
+            if self.metrics is not None:
+                self.metrics.stop()
+            if self.ring is not None:
+                self.ring.close()
             self.transport.close()
             self.client.close()
 
@@ -78,7 +135,7 @@ class Communicator:
 
     Every rank must make the same calls in the same order, with the same shapes and operations; ranks that do not are
     told so by a MismatchError on all ranks. Calls may come from any thread: the order in which they are made is the
-    order that counts. The first JobError ends the epoch, and every later call raises it again.
+    order that counts. The first JobError ends the job here, and every later call raises it again.
 
     A forked child cannot use its parent's communicator; it must connect by itself.
     """
@@ -86,7 +143,6 @@ class Communicator:
     def __init__(self, session: Session) -> None:
         """For `connect` alone."""
         self._session = session
-        self._elements = 0
         self._finalizer = weakref.finalize(self, session.shutdown)
 
     @property
@@ -108,6 +164,11 @@ class Communicator:
     def epoch(self) -> int:
         """Number of this generation of the job; the controller uses none twice."""
         return self._session.config.epoch
+
+    @property
+    def path(self) -> Literal["switch", "ring"]:
+        """The path that buckets take which are handed in now. Both give the same bits."""
+        return self._session.path
 
     @property
     def profile(self) -> str:
@@ -161,29 +222,11 @@ class Communicator:
 
         `seconds`: what the I/O thread did, see `p4reduce.driver.Timings`. `core`: see
         `p4reduce.core.counters.CoreCounters`. `transport`: see `p4reduce.transport.base.TransportCounters`. `bytes`:
-        float32 data handed in, four bytes an element.
+        float32 data handed in, four bytes an element. `path`: what new buckets take. `present`: the present epoch,
+        while `epoch` names the membership. `fallbacks`: how often the job went to the ring path, by reason;
+        `promotions`: back to the switch path. `ring`: see `p4reduce.ring.RingCounters`; None without a ring path.
         """
-        session = self._session
-        config, driver, transport = session.config, session.driver, session.transport
-        faults = asdict(transport.faults) if isinstance(transport, FaultyTransport) else None
-        return {
-            "job": config.job,
-            "rank": config.rank,
-            "world_size": config.world_size,
-            "epoch": config.epoch,
-            "profile": config.profile.name,
-            "or_slots": config.or_slots,
-            "add_slots": config.add_slots,
-            "controller_connected": session.membership.connected,
-            "submitted": driver.submitted,
-            "completed": driver.completed,
-            "elements": self._elements,
-            "bytes": 4 * self._elements,
-            "seconds": asdict(driver.timings),
-            "core": session.core.counters.as_dict(),
-            "transport": asdict(transport.counters),
-            "faults": faults,
-        }
+        return self._session.stats()
 
     def close(self, timeout: float | None = None) -> None:
         """Leave the job. Waits up to `timeout` seconds for pending buckets (default: the setting close_timeout).
@@ -221,7 +264,7 @@ class Communicator:
         if bucket.data.size > limit:
             raise UsageError(f"one call reduces at most {limit} elements, this has {bucket.data.size}: split it")
         pending = self._submit(bucket, finish)
-        self._elements += bucket.data.size
+        self._session.elements += bucket.data.size
         return pending
 
     def _submit(self, bucket: Bucket, finish: Callable[[], Any]) -> Pending:

@@ -26,14 +26,23 @@ CONFIG_VARIABLE: Final = "P4REDUCE_CONFIG"
 TABLE: Final = "worker"
 MAX_JOB_NAME: Final = 128
 _LONGEST_SECONDS: Final = 86400.0
+MODES: Final = ("auto", "require", "off")
 _LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 def _controller(value: object) -> str:
+    """host:port, or what gRPC calls a target: ipv4:host:port,host:port,… (ipv6: likewise), dns:///host:port."""
     text = _text(value)
-    host, colon, port = text.rpartition(":")
-    if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise ValueError("must be host:port")
+    scheme, _, rest = text.partition(":")
+    places = [text]
+    if scheme in ("ipv4", "ipv6"):
+        places = rest.split(",")
+    elif scheme == "dns" and not rest.isdecimal():
+        places = [rest.rpartition("/")[2]]
+    for place in places:
+        host, colon, port = place.rpartition(":")
+        if not colon or not host or not port.isdecimal() or not 0 < int(port) < 1 << 16 or "," in place:
+            raise ValueError("must be host:port, or ipv4:host:port,host:port for a controller and those that stand by")
     return text
 
 
@@ -57,6 +66,27 @@ def _level(value: object) -> str:
     text = _text(value).upper()
     if text not in _LEVELS:
         raise ValueError(f"must be one of {', '.join(_LEVELS)}")
+    return text
+
+
+def _mode(value: object) -> str:
+    text = _text(value).lower()
+    if text not in MODES:
+        raise ValueError(f"must be one of {', '.join(MODES)}")
+    return text
+
+
+def _path(value: object) -> str:
+    text = os.fspath(value) if isinstance(value, os.PathLike) else _text(value)
+    if not text or "\0" in text:
+        raise ValueError("must be the path of a file")
+    return text
+
+
+def _token(value: object) -> str:
+    text = _text(value)
+    if not 0 < len(text) <= 4096 or not text.isascii() or not text.isprintable() or text != text.strip():
+        raise ValueError("must be printable ASCII characters without space around them")
     return text
 
 
@@ -94,10 +124,15 @@ def _seconds(value: object) -> float:
     return number
 
 
-def _setting(check: Callable[[object], Any], *variables: str, default: Any = None, hint: str = "") -> Any:
-    """A field of `Settings`: how it is checked, its environment variables in order, and what to do without it."""
-    metadata = {"check": check, "variables": variables, "hint": hint}
-    return field(default=default, metadata=metadata)
+def _setting(
+    check: Callable[[object], Any], *variables: str, default: Any = None, hint: str = "", secret: bool = False
+) -> Any:
+    """A field of `Settings`: how it is checked, its environment variables in order, and what to do without it.
+
+    A `secret` is never shown: not in messages, logs or repr.
+    """
+    metadata = {"check": check, "variables": variables, "hint": hint, "secret": secret}
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 _NO_RANK: Final = "run under torchrun, or pass rank= and world_size= to connect()"
@@ -108,7 +143,7 @@ class Settings:
     """What `connect` needs to know. Build it with `resolve`; the constructor checks, but knows no other places."""
 
     controller: str = _setting(_controller, "P4REDUCE_CONTROLLER", default=DEFAULT_CONTROLLER)
-    """host:port of the controller's gRPC service."""
+    """host:port of the controller's gRPC service. Where others stand by for it: ipv4:host:port,host:port,…"""
     job: str = _setting(_job, "P4REDUCE_JOB", "TORCHELASTIC_RUN_ID", default="default")
     """Name of the training run, the same on all ranks."""
     rank: int = _setting(_whole(0, constants.MAX_WORKERS - 1), "P4REDUCE_RANK", "RANK", hint=_NO_RANK)
@@ -128,6 +163,23 @@ class Settings:
     """Seconds to wait for the controller to answer at all."""
     close_timeout: float = _setting(_seconds, "P4REDUCE_CLOSE_TIMEOUT", default=5.0)
     """Seconds that close() waits for buckets in flight."""
+    mode: str = _setting(_mode, "P4REDUCE_MODE", default="auto")
+    """"auto": the switch path while it works, else the ring path, where there is one. "require": the switch path or an
+    error. "off": the ring path. The same on all ranks."""
+    slots_min: int = _setting(_whole(0, constants.SLOTS), "P4REDUCE_SLOTS_MIN", default=0)
+    """Fewer slots of the switch are not worth it: the ring path then. 0: as few as it takes, two."""
+    slots_want: int = _setting(_whole(0, constants.SLOTS), "P4REDUCE_SLOTS_WANT", default=0)
+    """More slots are of no use. 0: as many as a fair share gives."""
+    tls_ca: str | None = _setting(_path, "P4REDUCE_TLS_CA")
+    """File with the certificates (PEM) that the controller's is checked against. None: no TLS."""
+    tls_cert: str | None = _setting(_path, "P4REDUCE_TLS_CERT")
+    """File with this worker's own certificate (PEM), where the controller asks for one."""
+    tls_key: str | None = _setting(_path, "P4REDUCE_TLS_KEY")
+    """File with its private key (PEM)."""
+    token: str | None = _setting(_token, "P4REDUCE_TOKEN", secret=True)
+    """What the controller wants to see before it lets anybody into the job."""
+    token_file: str | None = _setting(_path, "P4REDUCE_TOKEN_FILE")
+    """File with the token in its first line, when `token` is not set."""
     log_level: str | None = _setting(_level, "P4REDUCE_LOG_LEVEL")
     """Level of the logger `p4reduce`. None leaves it alone."""
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
@@ -143,7 +195,17 @@ class Settings:
                     names = " or ".join(item.metadata["variables"])
                     raise ConfigError(f"{item.name} is not set: {item.metadata['hint']}, or set {names}")
                 continue
-            object.__setattr__(self, item.name, self._checked(item.name, value, item.metadata["check"]))
+            object.__setattr__(self, item.name, self._checked(item.name, value, item.metadata))
+        if (self.tls_cert is None) != (self.tls_key is None):
+            given, other = ("tls_cert", "tls_key") if self.tls_cert is not None else ("tls_key", "tls_cert")
+            raise ConfigError(f"{given} ({self._source(given)}) needs {other}, which is not set")
+        if self.tls_cert is not None and self.tls_ca is None:
+            raise ConfigError(f"tls_cert ({self._source('tls_cert')}) needs tls_ca: without it TLS is not used")
+        if self.slots_min > self.slots_want > 0:
+            raise ConfigError(
+                f"slots_min={self.slots_min} ({self._source('slots_min')}) is more than slots_want={self.slots_want} "
+                f"({self._source('slots_want')})"
+            )
         if self.rank >= self.world_size:
             raise ConfigError(
                 f"rank {self.rank} ({self._source('rank')}) does not fit world_size {self.world_size} "
@@ -153,11 +215,12 @@ class Settings:
     def _source(self, name: str) -> str:
         return self.sources.get(name, "argument")
 
-    def _checked(self, name: str, value: object, check: Callable[[object], Any]) -> Any:
+    def _checked(self, name: str, value: object, metadata: Mapping[str, Any]) -> Any:
         try:
-            return check(value)
+            return metadata["check"](value)
         except ValueError as error:
-            raise ConfigError(f"{name}={value!r} ({self._source(name)}) {error}") from None
+            shown = name if metadata["secret"] else f"{name}={value!r}"
+            raise ConfigError(f"{shown} ({self._source(name)}) {error}") from None
 
     @classmethod
     def resolve(cls, arguments: Mapping[str, Any] | None = None, environ: Mapping[str, str] | None = None) -> Settings:
@@ -186,8 +249,13 @@ class Settings:
         return cls(**values, sources=sources)
 
     def log(self, logger: logging.Logger) -> None:
-        """Write the settings with their sources as one line at INFO."""
-        parts = [f"{item.name}={getattr(self, item.name)} ({self._source(item.name)})" for item in fields(self)[:-1]]
+        """Write the settings with their sources as one line at INFO; of secrets, whether they are set."""
+        parts = []
+        for item in fields(self)[:-1]:
+            value = getattr(self, item.name)
+            if item.metadata["secret"] and value is not None:
+                value = "set"
+            parts.append(f"{item.name}={value} ({self._source(item.name)})")
         logger.info("settings: %s", ", ".join(parts))
 
 

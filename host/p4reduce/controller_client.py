@@ -3,21 +3,36 @@
 
 from __future__ import annotations
 
+import json
 import math
 import socket
-from collections.abc import Iterator
-from typing import Any, NoReturn
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import grpc
 
 from p4reduce import __version__, constants
-from p4reduce.errors import ControllerError
+from p4reduce.errors import ConfigError, ControllerError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce.wire import PROFILES
 
+if TYPE_CHECKING:
+    from p4reduce.config import Settings
+
+T = TypeVar("T")
+
+CREDENTIAL = "p4reduce-credential-bin"
+"""Metadata of Progress and Leave: proves that the caller is the rank it speaks for."""
+
 _JOIN_GRACE_SECONDS = 5.0
 """The server ends a Join by itself after `wait_seconds`; the call's own deadline only guards against a dead server."""
+_FIRST_PAUSE_SECONDS = 0.05
+_LONGEST_PAUSE_SECONDS = 0.5
+_ANOTHER_TRY_SECONDS = 1.0
+"""An attempt that lasted so long had reached a controller: patience begins anew after it."""
 
 _NO_CONNECTION = ("failed to connect", "dns resolution failed", "connection refused", "no route to host")
 
@@ -28,8 +43,10 @@ _CHANNEL_OPTIONS = (
     ("grpc.use_local_subchannel_pool", 1),
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
+    ("grpc.max_reconnect_backoff_ms", 1000),
 )
+# Of several controllers one acts and the others stand by, which they say with UNAVAILABLE: the next call asks another.
+_EACH_IN_TURN = ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]}))
 
 
 def _is_ipv4(text: str) -> bool:
@@ -40,21 +57,97 @@ def _is_ipv4(text: str) -> bool:
     return True
 
 
+def _open_channel(address: str, tls: dict[str, bytes]) -> grpc.Channel:
+    options = (*_CHANNEL_OPTIONS, *((_EACH_IN_TURN,) if "," in address else ()))
+    if not tls:
+        return grpc.insecure_channel(address, options=options)
+    return grpc.secure_channel(address, grpc.ssl_channel_credentials(**tls), options=options)
+
+
+def _read(name: str, path: str | None) -> bytes | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {name} {path}: {error.strerror}") from error
+
+
+def _secrets(settings: Settings) -> tuple[str, dict[str, bytes]]:
+    """The token and what TLS needs. ConfigError for files that cannot be read."""
+    token = settings.token or ""
+    if not token and settings.token_file is not None:
+        first, *_ = (_read("token_file", settings.token_file) or b"").splitlines() or [b""]
+        token = first.decode("ascii", "replace").strip()
+        if not token.isprintable() or not token.isascii() or not token:
+            raise ConfigError(
+                f"token_file {settings.token_file} must hold printable ASCII characters in its first line"
+            )
+    parts = {
+        "root_certificates": _read("tls_ca", settings.tls_ca),
+        "private_key": _read("tls_key", settings.tls_key),
+        "certificate_chain": _read("tls_cert", settings.tls_cert),
+    }
+    return token, {name: content for name, content in parts.items() if content is not None}
+
+
 class ControllerClient:
     """One connection to the controller. Thread-safe. ControllerError from every method; it carries the gRPC code."""
 
-    def __init__(self, address: str, *, timeout: float = 5.0) -> None:
-        """`timeout`: seconds that short calls may take. Connects with the first call."""
+    def __init__(
+        self, address: str, *, timeout: float = 5.0, token: str = "", tls: dict[str, bytes] | None = None
+    ) -> None:
+        """`address`: host:port, or a gRPC target with several. `timeout`: seconds that short calls may take, and for
+        which a controller that is away is asked again. `token`: goes with every call. `tls`: arguments of
+        grpc.ssl_channel_credentials. Connects with the first call.
+        """
         self.address = address
         self.timeout = timeout
-        self._channel = grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+        # With one controller alone there is no other to ask.
+        self._patience = timeout if "," in address else 0.0
+        self._metadata: tuple[tuple[str, str | bytes], ...] = (("authorization", f"Bearer {token}"),) if token else ()
+        self._tls = bool(tls)
+        self._channel = _open_channel(address, tls or {})
         self._stub = controller_pb2_grpc.ControllerStub(self._channel)  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def of(cls, settings: Settings) -> ControllerClient:
+        """The client that the settings describe. ConfigError for files that cannot be read."""
+        token, tls = _secrets(settings)
+        return cls(settings.controller, timeout=settings.connect_timeout, token=token, tls=tls)
+
+    def _until_available(self, attempt: Callable[[], T], patience: float) -> T:
+        """Try again while there is no controller, for `patience` seconds since one was last there."""
+        end, pause = 0.0, _FIRST_PAUSE_SECONDS
+        first = True
+        while True:
+            started = time.monotonic()
+            try:
+                return attempt()
+            except grpc.RpcError as error:
+                now = time.monotonic()
+                if first or now - started > _ANOTHER_TRY_SECONDS:
+                    end = now + patience
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or now + pause > end:
+                    raise
+            first = False
+            time.sleep(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def describe(self) -> pb.DescribeReply:
         """What a worker must know before it opens its socket. Waits up to `timeout` for a controller to come up."""
         request = pb.DescribeRequest(client_version=__version__)
+        end = time.monotonic() + self.timeout
+
+        def attempt() -> pb.DescribeReply:
+            left = max(end - time.monotonic(), 0.001)
+            reply: pb.DescribeReply = self._stub.Describe(
+                request, timeout=left, wait_for_ready=True, metadata=self._metadata
+            )
+            return reply
+
         try:
-            reply: pb.DescribeReply = self._stub.Describe(request, timeout=self.timeout, wait_for_ready=True)
+            reply = self._until_available(attempt, self.timeout)
         except grpc.RpcError as error:
             self._fail("describe", error)
         self._refuse(
@@ -66,25 +159,49 @@ class ControllerClient:
         return reply
 
     def join(self, request: pb.JoinRequest) -> pb.JoinReply:
-        """Blocks until every rank has joined, at most `request.wait_seconds`. The reply is still to be checked."""
-        call = self._stub.Join.future(request, timeout=request.wait_seconds + _JOIN_GRACE_SECONDS)
+        """Blocks until every rank has joined, at most `request.wait_seconds`. The reply is still to be checked.
+
+        Asks again while the controller is away: the request's nonce makes that the same Join.
+        """
+        started, whole = time.monotonic(), request.wait_seconds
+
+        def attempt() -> pb.JoinReply:
+            gone = time.monotonic() - started
+            if gone > _FIRST_PAUSE_SECONDS:
+                request.wait_seconds = max(whole - gone, 0.1)
+            call = self._stub.Join.future(
+                request, timeout=request.wait_seconds + _JOIN_GRACE_SECONDS, metadata=self._metadata
+            )
+            try:
+                reply: pb.JoinReply = call.result()
+            except grpc.RpcError:
+                raise
+            except BaseException:  # KeyboardInterrupt: the server must not go on waiting for us
+                call.cancel()
+                raise
+            return reply
+
         try:
-            reply: pb.JoinReply = call.result()
+            return self._until_available(attempt, self.timeout)
         except grpc.RpcError as error:
             self._fail("join", error)
-        except BaseException:  # KeyboardInterrupt: the server must not go on waiting for us
-            call.cancel()
-            raise
-        return reply
 
-    def check(self, reply: pb.JoinReply, world_size: int) -> None:
+    def check(self, reply: pb.JoinReply, world_size: int, *, ring: bool = False) -> None:
         """Refuse a join's reply that no worker can work with. The rank has joined nevertheless, and must leave."""
+        order = reply.order
+        on_ring = order.HasField("run_ring")
+        start = order.run_ring if on_ring else order.run_switch
+        switch = order.run_switch
         self._refuse(
             "join",
             (reply.epoch == 0, "epoch 0"),
-            (reply.or_slots == 0, "no slots for OR frames"),
-            (reply.add_slots == 0, "no slots for ADD frames"),
-            (reply.or_slots + reply.add_slots > constants.SLOTS, "more slots than a switch has"),
+            (not on_ring and not order.HasField("run_switch"), "no order to begin with"),
+            (on_ring and not ring, "an order to take the ring path, which this rank does not have"),
+            (start.epoch == 0, "an order for epoch 0"),
+            (not on_ring and switch.or_slots == 0, "no slots for OR frames"),
+            (not on_ring and switch.add_slots == 0, "no slots for ADD frames"),
+            (switch.or_slots + switch.add_slots > constants.SLOTS, "more slots than a switch has"),
+            (start.first_bucket != 0, f"an order for buckets from {start.first_bucket} on"),
             (not _is_ipv4(reply.endpoint_ip), f"endpoint address {reply.endpoint_ip[:40]!r}"),
             (not 0 < reply.endpoint_port < 1 << 16, f"UDP port {reply.endpoint_port}"),
             (len(reply.members) != world_size, f"{len(reply.members)} members"),
@@ -96,27 +213,55 @@ class ControllerClient:
         if found:
             raise ControllerError(f"controller {self.address} answered {call} with {', '.join(found)}", "INTERNAL")
 
-    def progress(self, reports: Iterator[pb.ProgressReport]) -> Any:
+    def progress(self, reports: Iterator[pb.ProgressReport], credential: bytes = b"") -> Any:
         """Open the progress stream. Returns the call: iterate it for directives, `cancel()` it to end.
 
         Iterating raises grpc.RpcError when the stream breaks; `explain` turns that into text.
         """
-        return self._stub.Progress(reports)
+        return self._stub.Progress(reports, metadata=self._with(credential))
 
-    def leave(self, job: str, epoch: int, rank: int, *, timeout: float | None = None) -> None:
-        """Tell the controller that this rank is done with the epoch."""
+    def leave(
+        self,
+        job: str,
+        epoch: int,
+        rank: int,
+        *,
+        submitted: int = 0,
+        wait_seconds: float = 0.0,
+        credential: bytes = b"",
+        patience: float = 0.0,
+    ) -> None:
+        """Tell the controller that this rank is done after `submitted` buckets; see LeaveRequest.
+
+        `patience`: seconds for which a controller that is away is asked again.
+        """
+        request = pb.LeaveRequest(job=job, epoch=epoch, rank=rank, submitted=submitted, wait_seconds=wait_seconds)
+
+        def attempt() -> None:
+            self._stub.Leave(request, timeout=self.timeout + wait_seconds, metadata=self._with(credential))
+
         try:
-            self._stub.Leave(pb.LeaveRequest(job=job, epoch=epoch, rank=rank), timeout=timeout or self.timeout)
+            self._until_available(attempt, max(patience, self._patience))
         except grpc.RpcError as error:
             self._fail("leave", error)
 
     def status(self, job: str = "", *, timeout: float | None = None) -> pb.StatusReply:
         """State of the switch and of one job, or of all."""
+        timeout = timeout or self.timeout
+
+        def attempt() -> pb.StatusReply:
+            reply: pb.StatusReply = self._stub.Status(
+                pb.StatusRequest(job=job), timeout=timeout, metadata=self._metadata
+            )
+            return reply
+
         try:
-            reply: pb.StatusReply = self._stub.Status(pb.StatusRequest(job=job), timeout=timeout or self.timeout)
+            return self._until_available(attempt, min(timeout, self._patience))
         except grpc.RpcError as error:
             self._fail("status", error)
-        return reply
+
+    def _with(self, credential: bytes) -> tuple[tuple[str, str | bytes], ...]:
+        return (*self._metadata, (CREDENTIAL, credential)) if credential else self._metadata
 
     def explain(self, error: grpc.RpcError) -> ControllerError:
         """A gRPC error as a ControllerError.
@@ -129,9 +274,12 @@ class ControllerClient:
         details = error.details() or "no details"
         silent = name == "DEADLINE_EXCEEDED" and details == "Deadline Exceeded"
         if silent or (name == "UNAVAILABLE" and details.lower().startswith(_NO_CONNECTION)):
+            hint = (
+                "; TLS is on here: does tls_ca fit its certificate, and is that for this address?" if self._tls else ""
+            )
             return ControllerError(
                 f"controller {self.address} not reachable within {self.timeout:g} s: start it with "
-                f"`p4reduce-controller serve ...`, or set P4REDUCE_CONTROLLER to where it is ({details})",
+                f"`p4reduce-controller serve ...`, or set P4REDUCE_CONTROLLER to where it is ({details}){hint}",
                 name,
             )
         return ControllerError(f"controller {self.address}: {details}", name)

@@ -19,6 +19,7 @@ from p4reduce.communicator import Communicator
 from p4reduce.config import Settings
 from p4reduce.core.config import RetransmissionPolicy
 from p4reduce.errors import ConfigError, UsageError
+from p4reduce.ring import Ring, local_rings
 from p4reduce.session import join
 from p4reduce.transport.faults import FaultRates, FaultyTransport, Wrap
 
@@ -38,6 +39,7 @@ def local(
     duplicate: float = 0.0,
     reorder: float = 0.0,
     seed: int = 0,
+    mode: str = "auto",
     **options: Any,
 ) -> Iterator[tuple[Communicator, ...]]:
     """Run a job of `world_size` ranks in this process; gives its communicators, rank 0 first.
@@ -49,10 +51,11 @@ def local(
     Every rank must take part in every call, so all but the last must be asynchronous or in threads of their own.
     `loss`, `duplicate`, `reorder`: probability of each fault for every frame between worker and switch, both ways;
     `stats()["faults"]` counts what happened. `seed` makes the faults of a run repeatable, up to the timing of frames.
-    `options`: see `LocalJob`. Needs the extras: pip install 'p4reduce[controller,bmv2]'.
+    `mode`: see `p4reduce.config.Settings`; the members have a ring path too. `options`: see `LocalJob`. Needs the
+    extras: pip install 'p4reduce[controller,bmv2]'.
     """
     rates = FaultRates(loss, duplicate, reorder)
-    with LocalJob(world_size, profile=profile, rates=rates, seed=seed, **options) as job:
+    with LocalJob(world_size, profile=profile, rates=rates, seed=seed, mode=mode, **options) as job:
         yield job.members
 
 
@@ -74,9 +77,12 @@ class LocalJob:
         job: str = "local",
         policy: RetransmissionPolicy | None = None,
         lease_seconds: float = 10.0,
+        mode: str = "auto",
+        ring: bool = True,
     ) -> None:
         """`rates`: faults at the workers' sockets. `switch_loss`: probability that the switch itself loses a frame,
-        per port and direction. `policy`, `lease_seconds`: what the controller prescribes.
+        per port and direction. `policy`, `lease_seconds`: what the controller prescribes. `mode`: as in
+        `p4reduce.config.Settings`. `ring`: whether the members have a ring path.
         """
         if isinstance(world_size, bool) or not 1 <= world_size <= constants.MAX_WORKERS:
             raise UsageError(f"world_size must be from 1 to {constants.MAX_WORKERS}, not {world_size!r}")
@@ -88,6 +94,8 @@ class LocalJob:
         self._job = job
         self._policy = policy
         self._lease_seconds = lease_seconds
+        self._mode = mode
+        self._ring = ring
         self._stack = ExitStack()
 
     def __enter__(self) -> LocalJob:
@@ -126,11 +134,16 @@ class LocalJob:
 
     def _join(self, stack: ExitStack) -> tuple[Communicator, ...]:
         calls = []
+        rings: list[Ring | None] = [*local_rings(self._world_size)] if self._ring else [None] * self._world_size
         for rank in range(self._world_size):
             settings = Settings(
-                controller=self.controller.address, job=self._job, rank=rank, world_size=self._world_size
+                controller=self.controller.address,
+                job=self._job,
+                rank=rank,
+                world_size=self._world_size,
+                mode=self._mode,
             )
-            calls.append(partial(join, settings, self._wrap(rank)))
+            calls.append(partial(join, settings, self._wrap(rank), rings[rank]))
         members = self._in_parallel(calls, on_result=lambda member: stack.callback(member.close, 0.0))
         return tuple(members)
 

@@ -10,20 +10,26 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from typing import Any, TypeVar
 
+import grpc
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 import p4reduce
 from p4reduce import wire
+from p4reduce.core.batch import ReceiveBatch
 from p4reduce.core.config import RetransmissionPolicy
 from p4reduce.errors import ConfigError, JobError, MismatchError, StalledError, UsageError, WorkerLostError
 from p4reduce.local_job import LocalJob
+from p4reduce.proto import controller_pb2 as pb
+from p4reduce.proto import controller_pb2_grpc
+from p4reduce.transport.base import Transport
 from p4reduce.transport.faults import FaultRates
 from p4reduce_bmv2.embedded.switch import EmbeddedSwitch
 from p4reduce_controller.hosts import Hosts
@@ -262,6 +268,154 @@ def test_foreign_and_damaged_datagrams_are_counted_and_ignored() -> None:
     assert stats["core"]["malformed"] == len(damaged)
     assert stats["core"]["foreign"] == 1
     assert members[1].stats()["transport"]["foreign"] == 0
+
+
+# Two paths ---------------------------------------------------------------------------------------------------------
+
+
+def path_of_all(members: Members) -> set[str]:
+    return {member.path for member in members}
+
+
+class Reducer:
+    """Reduces the same arrays again and again, and holds every result against what it must be."""
+
+    def __init__(self, job: LocalJob, counts: Sequence[int]) -> None:
+        self.members = job.members
+        size = len(job.members)
+        self.arrays = [[mixed(count, rank, count) for rank in range(size)] for count in counts]
+        self.wanted = [expected(arrays, "mean") for arrays in self.arrays]
+
+    def once(self) -> None:
+        futures = [
+            [member.allreduce_async(arrays[member.rank], "mean") for arrays in self.arrays] for member in self.members
+        ]
+        for member in futures:
+            for future, wanted in zip(member, self.wanted, strict=True):
+                assert_same_bits([future.result(WAIT)], wanted)
+
+    def until(self, path: str) -> None:
+        """Go on until all members are on `path`."""
+        end = time.monotonic() + WAIT
+        while path_of_all(self.members) != {path}:
+            assert time.monotonic() < end, f"not on the {path} path: {[m.stats() for m in self.members]}"
+            self.once()
+        self.once()
+
+
+@contextmanager
+def operator(job: LocalJob) -> Iterator[Any]:
+    with grpc.insecure_channel(job.controller.address) as channel:
+        yield controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call]
+
+
+def test_mode_off_gives_the_same_bits_without_the_switch() -> None:
+    with p4reduce.local(world_size=3, mode="off") as members:
+        assert path_of_all(members) == {"ring"}
+        for count, op in ((1, "sum"), (2176, "sum"), (69_633, "mean")):
+            arrays = [mixed(count, rank, count) for rank in range(3)]
+            assert_same_bits(reduce(members, arrays, op), expected(arrays, op))
+        each(members, lambda member: member.barrier())
+        stats = members[0].stats()
+    assert (stats["mode"], stats["core"]["frames_sent"], stats["ring"]["buckets"]) == ("off", 0, 4)
+
+
+def test_an_operator_moves_a_job_to_the_ring_and_back(caplog: pytest.LogCaptureFixture) -> None:
+    with LocalJob(3) as job, operator(job) as stub, caplog.at_level("WARNING", logger="p4reduce.path"):
+        reducer = Reducer(job, (5000, 1, 300))
+        reducer.once()
+        stub.SetMode(pb.SetModeRequest(job="local", mode="off"))
+        reducer.until("ring")
+        stub.SetMode(pb.SetModeRequest(job="local", mode="auto"))
+        reducer.until("switch")
+        stub.Drain(pb.DrainRequest())
+        reducer.until("ring")
+        stub.Drain(pb.DrainRequest(undrain=True))
+        reducer.until("switch")
+        stats = [member.stats() for member in job.members]
+    for one in stats:
+        assert one["fallbacks"] == {"operator": 1, "drained": 1}
+        assert one["promotions"] == 2
+    lines = [record.getMessage() for record in caplog.records if record.name == "p4reduce.path"]
+    assert len(lines) == 3 * 4
+    assert sum("ring path from bucket" in line for line in lines) == 6
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_switch_that_dies_in_the_middle_of_buckets_costs_no_bit(seed: int) -> None:
+    counts = (40_000, 3, 250_000, 700, 90_000)
+    policy = RetransmissionPolicy(silent=0.2, fallback=0.3)
+    with LocalJob(4, policy=policy) as job:
+        reducer = Reducer(job, counts)
+        reducer.once()
+        futures = [[m.allreduce_async(a[m.rank], "mean") for a in reducer.arrays * 2] for m in job.members]
+        futures[seed][0].result(WAIT)
+        job.switch.stop()
+        for member in futures:
+            for future, wanted in zip(member, reducer.wanted * 2, strict=True):
+                assert_same_bits([future.result(WAIT)], wanted)
+        assert path_of_all(job.members) == {"ring"}
+        reducer.once()
+        stats = [member.stats() for member in job.members]
+    assert all(one["fallbacks"] == {"switch_lost": 1} for one in stats)
+
+
+class Deaf:
+    """A transport that loses every sum on its way in."""
+
+    def __init__(self, transport: Transport) -> None:
+        self._transport = transport
+        self.lost = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def receive(self, batch: ReceiveBatch) -> int:
+        taken = self._transport.receive(batch)
+        if (batch.headers["op"][: batch.count] == wire.Op.ADD).any():
+            self.lost += batch.count
+            batch.clear()
+        return taken
+
+
+def test_who_has_everything_stays_until_the_others_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One rank hears no sum. The others have theirs and close; their integers save it nevertheless."""
+    policy = RetransmissionPolicy(silent=0.1, fallback=0.2)
+    arrays = [mixed(9, rank, 50_000) for rank in range(3)]
+    wanted = expected(arrays)
+    with LocalJob(3, policy=policy) as job:
+        members = job.members
+        deaf = Deaf(members[1]._session.transport)
+        monkeypatch.setattr(members[1]._session.driver, "_transport", deaf)
+        futures = [member.allreduce_async(arrays[member.rank]) for member in members]
+        assert_same_bits([futures[rank].result(WAIT) for rank in (0, 2)], wanted)
+        with ThreadPoolExecutor(2) as pool:
+            closing = [pool.submit(members[rank].close, 30.0) for rank in (0, 2)]
+            assert_same_bits([futures[1].result(WAIT)], wanted)
+            for one in closing:
+                one.result(WAIT)
+        assert deaf.lost > 0
+        assert members[1].stats()["fallbacks"] == {"silent": 1}
+        assert members[0].stats()["ring"]["compared"] == 1
+
+
+def test_mode_require_ends_with_the_switch() -> None:
+    policy = RetransmissionPolicy(deadline=1.0)
+    with LocalJob(2, policy=policy, mode="require", lease_seconds=1.0) as job:
+        assert_same_bits(reduce(job.members, [np.ones(9, np.float32)] * 2), np.full(9, 2, np.float32))
+        job.switch.stop()
+        for error in errors_of(job.members, lambda member: member.allreduce(np.ones(9, np.float32))):
+            assert isinstance(error, JobError)
+
+
+def test_without_a_ring_a_job_has_one_path() -> None:
+    with LocalJob(2, ring=False) as job, operator(job) as stub:
+        with pytest.raises(grpc.RpcError):
+            stub.SetMode(pb.SetModeRequest(job="local", mode="off"))
+        assert_same_bits(reduce(job.members, [np.ones(9, np.float32)] * 2), np.full(9, 2, np.float32))
+        assert job.members[0].stats()["ring"] is None
+    with pytest.raises(ConfigError, match="mode off is the ring path"), LocalJob(1, mode="off", ring=False):
+        pass
 
 
 # How jobs end ------------------------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ import p4reduce
 from p4reduce import constants, wire
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
+from p4reduce.ring import local_rings
 from p4reduce.sim.network import Datagram
 from p4reduce.sim.switch import Member, Membership, ReferenceSwitch
 from p4reduce.transport.base import Waker
@@ -96,6 +97,13 @@ class FakeJob:
     name: str
     epoch: int
     requests: dict[int, pb.JoinRequest]
+    members: tuple[Member, ...] = ()
+    order: pb.Order = field(default_factory=pb.Order)
+    installed: int | None = None
+    """Epoch that the switch admits, None when there is none."""
+    first_bucket: int = 0
+    """Of the ring path, where the job is on it."""
+    ring_epoch: int = 0
     streams: dict[int, Stream] = field(default_factory=dict)
     reports: dict[int, pb.ProgressReport] = field(default_factory=dict)
     left: set[int] = field(default_factory=set)
@@ -122,9 +130,16 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             "loopback": True,
         }
         self.fence_on_trouble = True
+        self.stand_by = False
         self.refuse_join: tuple[grpc.StatusCode, str] | None = None
         self.change_reply: Callable[[pb.JoinReply], None] = lambda _: None
         self.trouble: list[tuple[int, pb.Trouble]] = []
+        self.credentials: dict[str, list[bytes]] = {"Progress": [], "Leave": []}
+        self.tokens: set[str] = set()
+        self.leaves: list[pb.LeaveRequest] = []
+        self.start_on_ring = ""
+        """When set: why new jobs begin on the ring path."""
+        self.on_report: Callable[[FakeJob, pb.ProgressReport], None] = lambda *_: None
         self.jobs: dict[str, FakeJob] = {}
         self.changed = threading.Condition()
         self._epochs = itertools.count(first_epoch)
@@ -134,10 +149,14 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
 
     # The server.
 
-    def start(self, port: int = 0) -> None:
+    def start(self, port: int = 0, credentials: grpc.ServerCredentials | None = None) -> None:
         self._server = grpc.server(ThreadPoolExecutor(32), options=(("grpc.so_reuseport", 0),))
         controller_pb2_grpc.add_ControllerServicer_to_server(self, self._server)  # type: ignore[no-untyped-call]
-        bound = self._server.add_insecure_port(f"{LOOPBACK}:{port}")
+        where = f"{LOOPBACK}:{port}"
+        if credentials is None:
+            bound = self._server.add_insecure_port(where)
+        else:
+            bound = self._server.add_secure_port(where, credentials)
         self.address = f"{LOOPBACK}:{bound}"
         self._server.start()
 
@@ -160,23 +179,118 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
             if job.fence is not None:
                 return
             job.fence = fence
-            with self.switch.lock:
-                self.switch.model.revoke(job.epoch)
+            self.revoke(job)
             for stream in job.streams.values():
                 stream.outbox.put(pb.Directive(fence=fence))
                 stream.outbox.put(None)
 
+    def revoke(self, job: FakeJob) -> None:
+        """Let the switch admit nothing of the job any more."""
+        with self.switch.lock:
+            if job.installed is not None and job.installed in self.switch.model._jobs:
+                self.switch.model.revoke(job.installed)
+        job.installed = None
+
+    def install(self, job: FakeJob) -> int:
+        """Let the switch admit a new epoch of the job; its number."""
+        epoch = next(self._epochs)
+        with self.switch.lock:
+            self.switch.model.admit(Membership(epoch, job.members, 0, self.or_slots + self.add_slots, 2, 1))
+        job.installed = epoch
+        return epoch
+
+    def tell(self, job: FakeJob, why: str = "", **kind: Any) -> int:
+        """Give all ranks an order, now and whenever their streams come back; its number."""
+        with self.changed:
+            job.order = pb.Order(number=job.order.number + 1, why=why, **kind)
+            for stream in job.streams.values():
+                stream.outbox.put(pb.Directive(order=job.order))
+            return job.order.number
+
+    def send(self, job: FakeJob, directive: pb.Directive) -> None:
+        with self.changed:
+            for stream in job.streams.values():
+                stream.outbox.put(directive)
+
+    def answers(self, job: FakeJob, timeout: float = 20.0) -> list[pb.Answer]:
+        """What all ranks answer to the present order."""
+
+        def all_there() -> bool:
+            return all(
+                rank in job.reports and job.reports[rank].answer.order == job.order.number for rank in job.requests
+            )
+
+        self.wait_for(all_there, timeout)
+        return [job.reports[rank].answer for rank in sorted(job.requests)]
+
+    def stop_switch(self, job: FakeJob, why: str = "operator: test") -> int:
+        """First half of a cut: the bucket that RunRing must name."""
+        epoch = job.installed
+        assert epoch is not None
+        self.revoke(job)
+        self.tell(job, why, stop=pb.Stop(epoch=epoch))
+        return min(answer.bucket for answer in self.answers(job))
+
+    def run_ring(self, job: FakeJob, first: int, why: str = "operator: test") -> None:
+        """Second half of a cut."""
+        job.ring_epoch, job.first_bucket = next(self._epochs), first
+        self.tell(job, why, run_ring=pb.RunRing(epoch=job.ring_epoch, first_bucket=first))
+
+    def cut(self, job: FakeJob, why: str = "operator: test") -> None:
+        """Take the job to the ring path."""
+        self.run_ring(job, self.stop_switch(job, why), why)
+
+    def give_up_trial(self, job: FakeJob, why: str = "trial failed") -> None:
+        """The ring path goes on as before."""
+        self.revoke(job)
+        self.tell(job, why, run_ring=pb.RunRing(epoch=job.ring_epoch, first_bucket=job.first_bucket))
+
+    def try_switch(self, job: FakeJob) -> list[pb.Answer]:
+        """Prepare a new epoch and let all ranks try it."""
+        epoch = self.install(job)
+        self.tell(job, trial=pb.Trial(epoch=epoch, or_slots=self.or_slots, add_slots=self.add_slots))
+        return self.answers(job)
+
+    def hold(self, job: FakeJob) -> int:
+        """Let all ranks hold; the bucket that RunSwitch must name."""
+        self.tell(job, hold=pb.Hold())
+        return max(answer.bucket for answer in self.answers(job))
+
+    def run_switch(self, job: FakeJob, first: int, why: str = "the switch is well") -> None:
+        """Take the job to the switch path."""
+        assert job.installed is not None
+        run = pb.RunSwitch(epoch=job.installed, or_slots=self.or_slots, add_slots=self.add_slots, first_bucket=first)
+        self.tell(job, why, run_switch=run)
+
+    def promote(self, job: FakeJob) -> int:
+        """Take the job back to the switch path; the first bucket that takes it."""
+        assert not any(answer.failed for answer in self.try_switch(job))
+        first = self.hold(job)
+        self.run_switch(job, first)
+        return first
+
     # RPCs.
 
+    def _note(self, call: str, context: Any) -> None:
+        metadata = dict(context.invocation_metadata())
+        self.tokens.add(metadata.get("authorization", ""))
+        if self.stand_by:
+            context.abort(grpc.StatusCode.UNAVAILABLE, "this controller stands by")
+        if call in self.credentials:
+            self.credentials[call].append(metadata.get("p4reduce-credential-bin", b""))
+
     def Describe(self, request: pb.DescribeRequest, context: Any) -> pb.DescribeReply:
+        self._note("Describe", context)
         return pb.DescribeReply(**self.describe)
 
     def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
+        self._note("Join", context)
         if self.refuse_join is not None:
             context.abort(*self.refuse_join)
         with self.changed:
             seats = self._waiting.setdefault(request.job, {})
             seats[request.rank] = request
+            self.changed.notify_all()
             if len(seats) == request.world_size:
                 self._admit(request.job, self._waiting.pop(request.job))
                 self.changed.notify_all()
@@ -186,8 +300,8 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
                 context.abort(grpc.StatusCode.DEADLINE_EXCEEDED, f"ranks {missing} have not joined")
             reply = pb.JoinReply(
                 epoch=self.jobs[request.job].epoch,
-                or_slots=self.or_slots,
-                add_slots=self.add_slots,
+                order=self.jobs[request.job].order,
+                credential=b"%016d" % request.rank,
                 endpoint_ip=self.switch.endpoint[0],
                 endpoint_port=self.switch.endpoint[1],
                 policy=self.policy,
@@ -202,11 +316,19 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         members = tuple(
             Member(rank, _PORT, int(ipaddress.IPv4Address(r.ip)), r.udp_port) for rank, r in sorted(seats.items())
         )
+        job = self.jobs[name] = FakeJob(name, epoch, seats, members)
+        if self.start_on_ring:
+            job.ring_epoch = epoch
+            job.order = pb.Order(number=1, why=self.start_on_ring, run_ring=pb.RunRing(epoch=epoch))
+            return
         with self.switch.lock:
             self.switch.model.admit(Membership(epoch, members, 0, self.or_slots + self.add_slots, 2, 1))
-        self.jobs[name] = FakeJob(name, epoch, seats)
+        job.installed = epoch
+        run = pb.RunSwitch(epoch=epoch, or_slots=self.or_slots, add_slots=self.add_slots)
+        job.order = pb.Order(number=1, run_switch=run)
 
     def Progress(self, reports: Iterator[pb.ProgressReport], context: Any) -> Iterator[pb.Directive]:
+        self._note("Progress", context)
         first = next(reports)
         job = self.jobs.get(first.job)
         if job is None or job.epoch != first.epoch:
@@ -223,6 +345,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         if job.fence is not None:
             yield pb.Directive(fence=job.fence)
             return
+        yield pb.Directive(order=job.order)
         threading.Thread(target=self._read, args=(job, stream, reports), daemon=True).start()
         while (directive := stream.outbox.get()) is not None:
             yield directive
@@ -245,6 +368,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
 
     def _take_report(self, job: FakeJob, report: pb.ProgressReport) -> None:
         job.reports[report.rank] = report
+        self.on_report(job, report)
         if report.HasField("trouble"):
             if not any(rank == report.rank for rank, _ in self.trouble):
                 self.trouble.append((report.rank, report.trouble))
@@ -262,12 +386,23 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
         self.changed.notify_all()
 
     def Leave(self, request: pb.LeaveRequest, context: Any) -> pb.LeaveReply:
+        self._note("Leave", context)
         with self.changed:
+            self.leaves.append(request)
             job = self.jobs.get(request.job)
             if job is not None and job.epoch == request.epoch and job.fence is None:
+                others = [rank for rank in job.requests if rank != request.rank]
+                for stream in job.streams.values():
+                    stream.outbox.put(pb.Directive(report_now=pb.ReportNow(completed=request.submitted)))
+                self.changed.wait_for(
+                    lambda: all(
+                        rank in job.left or rank not in job.streams or job.reports[rank].completed >= request.submitted
+                        for rank in others
+                    ),
+                    request.wait_seconds,
+                )
                 job.left.add(request.rank)
-                submitted = job.reports[request.rank].submitted if request.rank in job.reports else 0
-                left = pb.PeerLeft(rank=request.rank, submitted=submitted)
+                left = pb.PeerLeft(rank=request.rank, submitted=request.submitted)
                 for rank, stream in job.streams.items():
                     if rank not in job.left:
                         stream.outbox.put(pb.Directive(peer_left=left))
@@ -290,16 +425,20 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
 class World:
     """A controller, a switch, and threads that stand for the ranks."""
 
-    def __init__(self) -> None:
+    def __init__(self, credentials: grpc.ServerCredentials | None = None) -> None:
         self.switch = UdpSwitch(W5)
         self.controller = FakeController(self.switch, W5)
-        self.controller.start()
+        self.controller.start(credentials=credentials)
         self.pool = ThreadPoolExecutor(8)
         self.opened: list[p4reduce.Communicator] = []
 
-    def connect(self, size: int, job: str = "job", **overrides: Any) -> list[p4reduce.Communicator]:
+    def connect(
+        self, size: int, job: str = "job", *, ring: bool = False, **overrides: Any
+    ) -> list[p4reduce.Communicator]:
+        rings: list[Any] = local_rings(size, deadline=20.0) if ring else [None] * size
+
         def one(rank: int) -> p4reduce.Communicator:
-            return p4reduce.connect(self.controller.address, job, rank, size, **overrides)
+            return p4reduce.connect(self.controller.address, job, rank, size, ring=rings[rank], **overrides)
 
         comms = self.each(one, range(size))
         self.opened += comms

@@ -41,6 +41,11 @@ class Worker:
     def mac_number(self) -> int:
         return int(self.mac.replace(":", ""), 16)
 
+    @property
+    def source(self) -> dict[str, int]:
+        """Key of the entry that says that its host sits here."""
+        return {"ingress_port": self.port, "src_mac": self.mac_number, "src_ip": self.ip_number}
+
 
 def words_of(values: int | list[int], words: int) -> bytes:
     """A payload of `words` words: every 32-bit lane holds `values`, or the values given, repeated."""

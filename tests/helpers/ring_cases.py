@@ -108,7 +108,7 @@ class Rank:
     def put(self, buckets: Iterable[Any], first: int = 0) -> Rank:
         """Give the runner buckets nobody has seen, numbered from `first`."""
         for number, bucket in enumerate(buckets, first):
-            self.runner.put(Kept.fresh(bucket, number, self.fmt))
+            self.runner.put(Kept.fresh(bucket, number, self.fmt, self.ring.rank))
         return self
 
     def start(self) -> Rank:

@@ -20,6 +20,7 @@ EVENTS = {
     "stale": constants.COUNT_STALE,
     "mismatch": constants.COUNT_MISMATCH,
     "refused": constants.COUNT_REFUSED,
+    "guarded": constants.COUNT_GUARDED,
 }
 
 

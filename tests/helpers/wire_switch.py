@@ -34,6 +34,8 @@ class WireSwitch:
         self.set_group = self.client.set_group
         self.counters = self.client.counters
         number = int(SENTINEL_MAC.replace(":", ""), 16)
+        for port in sockets:
+            self.insert("sources", Worker.at(0, port).source, "permit", {})
         self.insert("arp", {"target_ip": Worker(0, 0, SENTINEL_IP).ip_number}, "answer_arp", {"mac": number})
 
     def send(self, port: int, frame: bytes) -> list[tuple[int, bytes]]:

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from p4reduce import constants
 from p4reduce.config import DEFAULT_CONTROLLER, Settings
 from p4reduce.errors import ConfigError
 
@@ -67,6 +68,14 @@ def test_every_variable_is_read() -> None:
         P4REDUCE_JOIN_TIMEOUT="1",
         P4REDUCE_CONNECT_TIMEOUT="2",
         P4REDUCE_CLOSE_TIMEOUT="3",
+        P4REDUCE_MODE="Require",
+        P4REDUCE_SLOTS_MIN="4",
+        P4REDUCE_SLOTS_WANT="64",
+        P4REDUCE_TLS_CA="ca.pem",
+        P4REDUCE_TLS_CERT="cert.pem",
+        P4REDUCE_TLS_KEY="key.pem",
+        P4REDUCE_TOKEN="secret",
+        P4REDUCE_TOKEN_FILE="token",
         P4REDUCE_LOG_LEVEL="debug",
         RANK="0",
         WORLD_SIZE="1",
@@ -81,6 +90,14 @@ def test_every_variable_is_read() -> None:
         join_timeout=1.0,
         connect_timeout=2.0,
         close_timeout=3.0,
+        mode="require",
+        slots_min=4,
+        slots_want=64,
+        tls_ca="ca.pem",
+        tls_cert="cert.pem",
+        tls_key="key.pem",
+        token="secret",
+        token_file="token",
         log_level="DEBUG",
     )
     assert settings == expected
@@ -120,6 +137,19 @@ def test_every_variable_is_read() -> None:
         (TORCHRUN | {"P4REDUCE_JOIN_TIMEOUT": "nan"}, r"join_timeout='nan'"),
         (TORCHRUN | {"P4REDUCE_LOG_LEVEL": "loud"}, r"log_level='loud' .*DEBUG, INFO"),
         (TORCHRUN | {"TORCHELASTIC_RESTART_COUNT": "4294967296"}, r"incarnation='4294967296'"),
+        (TORCHRUN | {"P4REDUCE_CONTROLLER": "ipv4:a:1,b"}, r"controller='ipv4:a:1,b'"),
+        (TORCHRUN | {"P4REDUCE_CONTROLLER": "a:1,b:2"}, r"controller='a:1,b:2' .*ipv4:host:port,host:port"),
+        (TORCHRUN | {"P4REDUCE_CONTROLLER": "dns:///a"}, r"controller='dns:///a'"),
+        (TORCHRUN | {"P4REDUCE_MODE": "ring"}, r"mode='ring' \(.*P4REDUCE_MODE\) must be one of auto, require, off"),
+        (TORCHRUN | {"P4REDUCE_SLOTS_MIN": str(constants.SLOTS + 1)}, rf"slots_min='{constants.SLOTS + 1}'"),
+        (
+            TORCHRUN | {"P4REDUCE_SLOTS_MIN": "9", "P4REDUCE_SLOTS_WANT": "8"},
+            r"slots_min=9 \(environment P4REDUCE_SLOTS_MIN\) is more than slots_want=8",
+        ),
+        (TORCHRUN | {"P4REDUCE_TLS_CERT": "c"}, r"tls_cert \(environment P4REDUCE_TLS_CERT\) needs tls_key"),
+        (TORCHRUN | {"P4REDUCE_TLS_KEY": "k"}, r"tls_key \(.*\) needs tls_cert, which is not set"),
+        (TORCHRUN | {"P4REDUCE_TLS_CERT": "c", "P4REDUCE_TLS_KEY": "k"}, r"tls_cert \(.*\) needs tls_ca"),
+        (TORCHRUN | {"P4REDUCE_TOKEN": "two lines\n"}, r"^token \(environment P4REDUCE_TOKEN\) must be printable"),
         (TORCHRUN | {"P4REDUCE_CONFIG": "/nowhere/x.toml"}, r"cannot read /nowhere/x.toml \(P4REDUCE_CONFIG\)"),
     ],
 )
@@ -184,3 +214,27 @@ def test_one_log_line_tells_all_settings_and_their_sources(caplog: pytest.LogCap
     assert f"controller={DEFAULT_CONTROLLER} (default)" in text
     for name in resolve(**TORCHRUN).sources:
         assert f"{name}=" in text
+
+
+@pytest.mark.parametrize(
+    "target", ["host:1", "[::1]:9", "ipv4:10.0.0.1:1,10.0.0.2:2", "ipv6:[::1]:1,[::2]:2", "dns:///host:1", "dns:5"]
+)
+def test_a_controller_may_be_several(target: str) -> None:
+    assert resolve({"controller": target}, **TORCHRUN).controller == target
+
+
+def test_secrets_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    settings = resolve(**TORCHRUN, P4REDUCE_TOKEN="quite-secret")
+    assert settings.token == "quite-secret"
+    with caplog.at_level(logging.INFO, logger="p4reduce"):
+        settings.log(logging.getLogger("p4reduce.test"))
+        resolve(**TORCHRUN).log(logging.getLogger("p4reduce.test"))
+    with pytest.raises(ConfigError) as found:
+        resolve(**TORCHRUN, P4REDUCE_TOKEN=" quite-secret")
+    assert "quite-secret" not in f"{caplog.text}{settings!r}{found.value}"
+    assert "token=set (environment P4REDUCE_TOKEN)" in caplog.records[0].getMessage()
+    assert "token=None (default)" in caplog.records[1].getMessage()
+
+
+def test_a_path_may_be_a_path(tmp_path: Path) -> None:
+    assert resolve({"tls_ca": tmp_path / "ca.pem"}, **TORCHRUN).tls_ca == str(tmp_path / "ca.pem")

@@ -335,7 +335,7 @@ def test_missing_ranks_are_named(world: World) -> None:
 def test_a_controller_without_a_switch_speaks_for_itself(world: World) -> None:
     world.controller.refuse_join = (grpc.StatusCode.UNAVAILABLE, "no session with the switch, join again later")
     with pytest.raises(ControllerError, match=r"join: controller .*: no session with the switch") as found:
-        world.connect(1)
+        world.connect(1, connect_timeout=0.3)
     assert found.value.code == "UNAVAILABLE"
     assert "p4reduce-controller serve" not in str(found.value)
 
@@ -351,9 +351,13 @@ def test_mtu_is_checked_before_anybody_waits(world: World, monkeypatch: pytest.M
     ("field", "value", "message"),
     [
         ("epoch", 0, "epoch 0"),
-        ("or_slots", 0, "no slots for OR"),
-        ("add_slots", 0, "no slots for ADD"),
-        ("add_slots", 1024, "more slots than a switch has"),
+        ("order.run_switch.or_slots", 0, "no slots for OR"),
+        ("order.run_switch.add_slots", 0, "no slots for ADD"),
+        ("order.run_switch.add_slots", 1024, "more slots than a switch has"),
+        ("order.run_switch.epoch", 0, "an order for epoch 0"),
+        ("order.run_switch.first_bucket", 3, "an order for buckets from 3 on"),
+        ("order.run_ring.epoch", 7, "an order to take the ring path, which this rank does not have"),
+        ("order.stop.epoch", 7, "no order to begin with"),
         ("endpoint_port", 0, "UDP port 0"),
         ("endpoint_port", 70000, "UDP port 70000"),
         ("endpoint_ip", "switch.example", "endpoint address 'switch.example'"),
@@ -364,7 +368,14 @@ def test_mtu_is_checked_before_anybody_waits(world: World, monkeypatch: pytest.M
     ],
 )
 def test_nonsense_from_the_controller_is_refused(world: World, field: str, value: Any, message: str) -> None:
-    world.controller.change_reply = lambda reply: setattr(reply, field, value)
+    def change(reply: pb.JoinReply) -> None:
+        message: Any = reply
+        *outer, last = field.split(".")
+        for name in outer:
+            message = getattr(message, name)
+        setattr(message, last, value)
+
+    world.controller.change_reply = change
     with pytest.raises(ControllerError, match=message) as found:
         world.connect(1)
     assert found.value.code == "INTERNAL"

@@ -19,6 +19,7 @@ from p4reduce.core.events import Stalled
 from p4reduce.core.worker import WorkerCore
 from p4reduce.driver import Driver, Pending, Verdict
 from p4reduce.errors import JobError, MismatchError, P4ReduceError, UsageError, WorkerLostError
+from p4reduce.reports import Trouble
 from p4reduce.sim.network import Datagram
 from p4reduce.sim.switch import Member, Membership, ReferenceSwitch
 from p4reduce.transport.base import Address, Transport
@@ -46,7 +47,7 @@ class Net:
         )
         self.model.admit(Membership(EPOCH, members, 0, 16, 2, 1))
         self.network = MemoryNetwork(self._carry, W5)
-        self.reports: list[P4ReduceError | Stalled] = []
+        self.reports: list[Trouble] = []
         self.reported = threading.Event()
         self.verdict_seconds = 0.0
         self.blocked = False
@@ -72,10 +73,11 @@ class Net:
             for _, answer in self.model.process(1, request)
         ]
 
-    def _on_trouble(self, report: P4ReduceError | Stalled) -> Verdict:
+    def _on_trouble(self, report: Trouble) -> Verdict:
         self.reports.append(report)
         self.reported.set()
-        error = report if isinstance(report, P4ReduceError) else JobError("stalled", bucket=report.bucket)
+        error = JobError("stalled", bucket=report.bucket) if isinstance(report, Stalled) else report
+        assert isinstance(error, P4ReduceError)
         return Verdict(error, self.verdict_seconds)
 
     def reduce(self, rank: int, array: Any) -> Pending:
