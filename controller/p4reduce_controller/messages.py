@@ -193,8 +193,6 @@ def join_reply(hosts: Hosts, grant: Grant, lease_seconds: float) -> pb.JoinReply
     address, port = hosts.endpoint(run.workers[grant.rank].applicant.host)
     return pb.JoinReply(
         epoch=run.epoch,
-        or_slots=begin.or_slots,
-        add_slots=begin.add_slots,
         endpoint_ip=address,
         endpoint_port=port,
         policy=policy(grant.policy),

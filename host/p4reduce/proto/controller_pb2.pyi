@@ -90,10 +90,8 @@ class RetransmissionPolicy(_message.Message):
     def __init__(self, initial_seconds: _Optional[float] = ..., min_seconds: _Optional[float] = ..., max_seconds: _Optional[float] = ..., deadline_seconds: _Optional[float] = ..., early_resend: _Optional[int] = ..., silent_seconds: _Optional[float] = ..., fallback_seconds: _Optional[float] = ..., window: _Optional[int] = ...) -> None: ...
 
 class JoinReply(_message.Message):
-    __slots__ = ("epoch", "or_slots", "add_slots", "endpoint_ip", "endpoint_port", "policy", "members", "lease_seconds", "order", "credential")
+    __slots__ = ("epoch", "endpoint_ip", "endpoint_port", "policy", "members", "lease_seconds", "order", "credential")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
-    OR_SLOTS_FIELD_NUMBER: _ClassVar[int]
-    ADD_SLOTS_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_IP_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_PORT_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -102,8 +100,6 @@ class JoinReply(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     epoch: int
-    or_slots: int
-    add_slots: int
     endpoint_ip: str
     endpoint_port: int
     policy: RetransmissionPolicy
@@ -111,7 +107,7 @@ class JoinReply(_message.Message):
     lease_seconds: float
     order: Order
     credential: bytes
-    def __init__(self, epoch: _Optional[int] = ..., or_slots: _Optional[int] = ..., add_slots: _Optional[int] = ..., endpoint_ip: _Optional[str] = ..., endpoint_port: _Optional[int] = ..., policy: _Optional[_Union[RetransmissionPolicy, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., credential: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, epoch: _Optional[int] = ..., endpoint_ip: _Optional[str] = ..., endpoint_port: _Optional[int] = ..., policy: _Optional[_Union[RetransmissionPolicy, _Mapping]] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., lease_seconds: _Optional[float] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., credential: _Optional[bytes] = ...) -> None: ...
 
 class Order(_message.Message):
     __slots__ = ("number", "why", "run_switch", "run_ring", "stop", "trial", "hold")
