@@ -20,27 +20,27 @@ control VerifyNothing(inout headers_t hdr, inout metadata_t meta) {
 }
 
 control ReduceIngress(inout headers_t hdr, inout metadata_t meta, inout standard_metadata_t standard_metadata) {
+    @name("reply.reduce_counter")
+    counter(P4REDUCE_STATS_CELLS, CounterType.packets) reduce_counter;
     Admit() admit;
-    Slot() slot;
-    Reply() reply;
-    Forward() forward;
+    Slot(reduce_counter) slot;
+    Reply(reduce_counter) reply;
+    Forward(reduce_counter) forward;
     bit<8> reason;
-    outcome_t outcome;
 
     apply {
         if (hdr.reduce.isValid()) {
-            outcome = outcome_t.COLLECTING;
             admit.apply(hdr, meta, standard_metadata, reason);
             if (reason == 0) {
-                slot.apply(hdr, meta, outcome);
-                if (outcome == outcome_t.MISMATCH) {
-                    reason = P4REDUCE_REASON_TAG_MISMATCH;
-                }
+                slot.apply(hdr, meta, standard_metadata, reason);
             }
-            reply.apply(hdr, meta, standard_metadata, outcome, reason);
+            if (reason != 0) {
+                reply.apply(hdr, meta, standard_metadata, reason);
+            }
         } else if (hdr.udp.isValid() &&
                    (hdr.udp.dst_port == P4REDUCE_UDP_PORT || hdr.udp.src_port == P4REDUCE_UDP_PORT)) {
             /* Too short to hold the header, so nobody can be answered; or made to look like an answer of the switch. */
+            reduce_counter.count(P4REDUCE_COUNT_GUARDED);
             mark_to_drop(standard_metadata);
         } else {
             forward.apply(hdr, standard_metadata);

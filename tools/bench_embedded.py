@@ -49,7 +49,7 @@ def _set_up(engine: Engine) -> None:
     for rank in range(WORKERS):
         port, ip, rid = rank + 1, _address(rank), rank + 2
         admit.insert(
-            (port, ip, _EPOCH, rank),
+            (port, ip, 40000 + rank, _EPOCH, rank),
             "ReduceIngress.admit.admit_worker",
             [1 << rank, (1 << WORKERS) - 1, 0, SLOTS, _GROUP, WORKERS, 1],
         )

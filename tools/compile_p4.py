@@ -2,6 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compile p4/p4reduce.p4 for every profile into p4/compiled/ and stamp the result with its sources.
 
+What p4c writes goes through two steps of our own: fuse.py makes one number of a frame's words, shrink.py spares BMv2
+work on every packet. Tests hold the result against what p4c wrote; for that the small profile's is kept as it was.
+
 Usage: compile_p4.py [--check]
 
 --check needs no compiler: it compares the committed stamp with the sources and with the compiled files.
@@ -18,10 +21,20 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+
+import fuse  # noqa: E402
+import shrink  # noqa: E402
+
 P4 = ROOT / "p4"
+TOOLS = ("compile_p4.py", "fuse.py", "p4json.py", "shrink.py")
 COMPILED = P4 / "compiled"
+UNFUSED = ROOT / "tests" / "p4" / "unfused"
 STAMP = COMPILED / "STAMP"
 PROFILES = {"w5": 5, "w34": 34}
+SMALL = "w5"
+PLAIN = {"scalar": "p4/scalar.p4"}
+"""Programs that `p4reduce bench` compares with; they stay as p4c writes them."""
 
 
 def _sha256(path: Path) -> str:
@@ -34,6 +47,8 @@ def _stamp(compiler: str) -> str:
     sources = sorted(P4.rglob("*.p4"))
     outputs = sorted(p for p in COMPILED.iterdir() if p.suffix in (".json", ".txtpb"))
     lines += [f"{_sha256(path)}  {path.relative_to(P4).as_posix()}" for path in sources + outputs]
+    others = [ROOT / "tools" / name for name in TOOLS] + sorted(UNFUSED.glob("*.json"))
+    lines += [f"{_sha256(path)}  {path.relative_to(ROOT).as_posix()}" for path in others]
     return "\n".join(lines) + "\n"
 
 
@@ -48,13 +63,25 @@ def check() -> list[str]:
     return [f"out of date: {line.split()[-1]}: run `make p4`" for line in set(expected) ^ set(found)]
 
 
-def _without_source_info(node: Any) -> Any:
+def without_source_info(node: Any) -> Any:
     """Drop the line numbers p4c adds to every node: two thirds of the file, and noise in every diff."""
     if isinstance(node, dict):
-        return {key: _without_source_info(value) for key, value in node.items() if key != "source_info"}
+        return {key: without_source_info(value) for key, value in node.items() if key != "source_info"}
     if isinstance(node, list):
-        return [_without_source_info(value) for value in node]
+        return [without_source_info(value) for value in node]
     return node
+
+
+def compile_profile(compiler: str, name: str) -> tuple[Any, str] | None:
+    """Program and P4Info of a profile, or of a plain program, as p4c writes them; None when it fails, and said why."""
+    options = [PLAIN[name]] if name in PLAIN else [f"-DP4REDUCE_WORDS={PROFILES[name]}", "p4/p4reduce.p4"]
+    with tempfile.TemporaryDirectory() as scratch:
+        raw, info = Path(scratch, "out.json"), Path(scratch, "out.p4info.txt")
+        command = [compiler, "--arch", "v1model", "--Werror"]
+        command += ["--p4runtime-files", str(info), "-o", str(raw), *options]
+        if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
+            return None
+        return without_source_info(json.loads(raw.read_text())), info.read_text()
 
 
 def compile_all() -> int:
@@ -68,19 +95,22 @@ def compile_all() -> int:
         )
         return 2
     COMPILED.mkdir(exist_ok=True)
-    for name, words in PROFILES.items():
-        with tempfile.TemporaryDirectory() as scratch:
-            raw, info = Path(scratch, "out.json"), Path(scratch, "out.p4info.txt")
-            command = [compiler, "--arch", "v1model", "--Werror", f"-DP4REDUCE_WORDS={words}"]
-            command += ["--p4runtime-files", str(info), "-o", str(raw), "p4/p4reduce.p4"]
-            done = subprocess.run(command, cwd=ROOT, check=False)
-            if done.returncode != 0:
-                print(f"p4c failed for profile {name} (exit {done.returncode})", file=sys.stderr)
-                return 1
-            program = _without_source_info(json.loads(raw.read_text()))
-            (COMPILED / f"{name}.json").write_text(json.dumps(program, indent=1) + "\n")
-            (COMPILED / f"{name}.p4info.txtpb").write_text(info.read_text())
-            print(f"p4/compiled/{name}.json: {words} words a frame")
+    UNFUSED.mkdir(exist_ok=True)
+    for name in [*PROFILES, *PLAIN]:
+        found = compile_profile(compiler, name)
+        if found is None:
+            print(f"p4c failed for {name}", file=sys.stderr)
+            return 1
+        program, info = found
+        if name == SMALL:
+            (UNFUSED / f"{name}.json").write_text(json.dumps(program, separators=(",", ":")) + "\n")
+        if name in PROFILES:
+            count = fuse.fuse(program)
+            shrink.shrink(program)
+            info = fuse.fuse_p4info(info, count)
+        (COMPILED / f"{name}.json").write_text(json.dumps(program, indent=1) + "\n")
+        (COMPILED / f"{name}.p4info.txtpb").write_text(info)
+        print(f"p4/compiled/{name}.json")
     asked = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True)
     version = (asked.stdout + asked.stderr).partition("Version")[2].strip().split(" ")[0]
     STAMP.write_text(_stamp(f"p4c-bm2-ss {version or 'of unknown version'}"))

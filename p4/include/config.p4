@@ -43,6 +43,8 @@
 #define P4REDUCE_COUNT_STALE 4
 #define P4REDUCE_COUNT_MISMATCH 5
 #define P4REDUCE_COUNT_REFUSED 6
+/* Of row 0 only: frames that did not come from the host whose port they came in by. */
+#define P4REDUCE_COUNT_GUARDED 7
 
 /* Bytes: protocol header, one word, and UDP's own header. */
 #define P4REDUCE_HEADER_BYTES 32

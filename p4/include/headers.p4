@@ -76,13 +76,14 @@ header reduce_t {
     bit<64> tag;
 }
 
-header first_word_t {
+/* The payload is one number: one word in a short frame, all words of the profile in a full one. */
+header short_payload_t {
     word_t w0;
 }
 
 #define WORD_FIELD(i) word_t w##i;
-header tail_words_t {
-    TAIL_WORDS(WORD_FIELD)
+header full_payload_t {
+    WORDS(WORD_FIELD)
 }
 
 struct headers_t {
@@ -91,8 +92,8 @@ struct headers_t {
     ipv4_header_t ipv4;
     udp_t        udp;
     reduce_t     reduce;
-    first_word_t first;
-    tail_words_t tail;
+    short_payload_t short;
+    full_payload_t full;
 }
 
 struct metadata_t {

@@ -51,13 +51,12 @@ parser FrameParser(packet_in packet,
     }
 
     state short_frame {
-        packet.extract(hdr.first);
+        packet.extract(hdr.short);
         transition accept;
     }
 
     state full_frame {
-        packet.extract(hdr.first);
-        packet.extract(hdr.tail);
+        packet.extract(hdr.full);
         transition accept;
     }
 }
@@ -69,8 +68,8 @@ control FrameDeparser(packet_out packet, in headers_t hdr) {
         packet.emit(hdr.ipv4);
         packet.emit(hdr.udp);
         packet.emit(hdr.reduce);
-        packet.emit(hdr.first);
-        packet.emit(hdr.tail);
+        packet.emit(hdr.short);
+        packet.emit(hdr.full);
     }
 }
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
+from helpers.frames import Worker
 from helpers.p4rt import TableClient
 from helpers.switches import EngineSwitch, SwitchUnderTest
 from helpers.wire_switch import WireSwitch
@@ -72,6 +73,8 @@ def switch(request: pytest.FixtureRequest, profile: wire.Profile, labs: dict[Kin
     made: SwitchUnderTest
     if request.param == "engine":
         made = EngineSwitch(profile.name)
+        for port in range(1, PORTS + 1):
+            made.insert("sources", Worker.at(0, port).source, "permit", {})
     else:
         if os.geteuid() != 0:
             pytest.skip("network namespaces need root")

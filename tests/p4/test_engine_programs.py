@@ -16,6 +16,7 @@ from helpers.engine_cases import CASES as SHARED_CASES
 from helpers.engine_cases import Case
 from helpers.engine_cases.model import case, insert, send
 
+from p4reduce import pipeline
 from p4reduce_bmv2.embedded import program
 from p4reduce_bmv2.embedded.engine import Engine
 
@@ -229,11 +230,11 @@ def kinds_in(root: dict[str, Any]) -> set[tuple[str, str]]:
             found |= kinds_of(op["parameters"])
         found |= {("parser key", k["type"]) for k in state["transition_key"]}
         found |= {("transition", t["type"]) for t in state["transitions"]}
-    for pipeline in root["pipelines"]:
-        for table in pipeline["tables"]:
+    for control in root["pipelines"]:
+        for table in control["tables"]:
             found.add(("table", table["type"]))
             found |= {("match", k["match_type"]) for k in table["key"]}
-        found |= kinds_of([c["expression"] for c in pipeline["conditionals"]])
+        found |= kinds_of([c["expression"] for c in control["conditionals"]])
     for calculation in root["calculations"]:
         found.add(("hash", calculation["algo"]))
         found |= {("calculation input", i["type"]) for i in calculation["input"]}
@@ -247,6 +248,7 @@ def test_every_claim_is_in_a_program_that_runs() -> None:
     covered = kinds_in(program_with_jumps())
     for name in run:
         covered |= kinds_in(json.loads((COMPILED / f"{name}.json").read_text()))
+    covered |= kinds_in(json.loads(pipeline.find("w5").json.read_text()))
     claimed = {(kind, name) for kind, names in program.CLAIMS.items() for name in names}
     assert claimed - covered == set()
 

@@ -76,10 +76,10 @@ UNSUPPORTED: list[tuple[str, str, Change, str]] = [
         "operator % in assign in action Run.forward",
     ),
     (
-        "register value",
+        "header union value",
         "exact",
-        primitive("assign", FIELD, {"type": "register", "value": ["r", ONE]}),
-        "value register in assign in action Run.forward",
+        primitive("assign", FIELD, {"type": "header_union", "value": "u"}),
+        "value header_union in assign in action Run.forward",
     ),
     (
         "stack target",

@@ -161,7 +161,8 @@ class Admitted(Lab):
             entities.append(
                 program.entry(
                     "admit",
-                    place | {"epoch": bytes([self.EPOCH]), "rank": bytes([rank])},
+                    place
+                    | {"udp_src": udp_port.to_bytes(2, "big"), "epoch": bytes([self.EPOCH]), "rank": bytes([rank])},
                     "admit_worker",
                     [value.to_bytes(8, "big") for value in params],
                 )

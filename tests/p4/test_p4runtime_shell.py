@@ -55,12 +55,13 @@ def test_every_table_of_the_program(client: Any, program: Program) -> None:
     entries = [
         program.entry(
             "admit",
-            place | {"epoch": b"\x07", "rank": b"\0"},
+            place | {"udp_src": b"\x9c\x41", "epoch": b"\x07", "rank": b"\0"},
             "admit_worker",
             [b"\x01", b"\x03", b"\0", b"\x40", b"\x14", b"\x02", b"\x01"],
         ),
         program.entry("epochs", {"epoch": b"\x07"}, "known_epoch", [b"\x01"]),
         program.entry("worker_ports", place, "nack"),
+        program.entry("sources", {"ingress_port": b"\x01", "src_mac": mac, "src_ip": ip}, "permit"),
         program.entry("forward", {"dst_mac": mac}, "to_port", [b"\x01"]),
         program.entry("forward", {"dst_mac": b"\xff" * 6}, "flood", [b"\x01"]),
         program.entry("arp", {"target_ip": ip}, "answer_arp", [mac]),

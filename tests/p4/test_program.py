@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from helpers.frames import SWITCH_IP, SWITCH_MAC, Answer, Contribution, Worker, arp_request, words_of
 from helpers.switches import SwitchUnderTest
-from scapy.layers.inet import IP, TCP, UDP
-from scapy.layers.l2 import ARP, Ether
-from scapy.packet import Raw
+from scapy.layers.inet import ICMP, IP, TCP, UDP
+from scapy.layers.inet6 import IPv6
+from scapy.layers.l2 import ARP, LLC, SNAP, Dot1AD, Dot1Q, Dot3, Ether
+from scapy.packet import Packet, Raw
 
 from p4reduce import constants, wire
 from p4reduce.wire import Kind, Op, Reason
@@ -26,6 +27,12 @@ STRANGER = Worker.at(5, port=3)
 TAG = wire.pack_tag(1, 0, 0xABCD)
 
 
+def admitted(worker: Worker, epoch: int = EPOCH) -> dict[str, int]:
+    """Key of a worker's entry in `admit`."""
+    place = {"ingress_port": worker.port, "ipv4_src": worker.ip_number, "udp_src": worker.udp_port}
+    return {**place, "epoch": epoch, "rank": worker.rank}
+
+
 def admit(
     switch: SwitchUnderTest, workers: list[Worker], epoch: int = EPOCH, row: int = ROW, group: int = GROUP
 ) -> None:
@@ -33,7 +40,7 @@ def admit(
     for worker in workers:
         switch.insert(
             "admit",
-            {"ingress_port": worker.port, "ipv4_src": worker.ip_number, "epoch": epoch, "rank": worker.rank},
+            admitted(worker, epoch),
             "admit_worker",
             {
                 "worker": 1 << worker.rank,
@@ -110,7 +117,7 @@ def test_sum_reaches_every_worker_with_its_own_addresses(pair: SwitchUnderTest, 
 
 def counts(**events: int) -> dict[str, int]:
     """All counters of a row, zero where not named."""
-    names = ("contributions", "results", "repeats", "duplicates", "stale", "mismatch", "refused")
+    names = ("contributions", "results", "repeats", "duplicates", "stale", "mismatch", "refused", "guarded")
     return {name: events.get(name, 0) for name in names}
 
 
@@ -220,7 +227,7 @@ def test_late_duplicate_two_rounds_old_is_stale(pair: SwitchUnderTest, words: in
 
 
 def test_rounds_wrap_around(pair: SwitchUnderTest) -> None:
-    """Serial arithmetic, RFC 1982: round 0 follows 2^32 - 1 and makes 2^32 - 2 old."""
+    """Round 0 follows 2^32 - 1 and makes 2^32 - 2 old."""
     start = 2**32 - 3
     for number in range(start, start + 6):
         assert run_round(pair, number, (number % 100, 1), 1) == {words_of(number % 100 + 1, 1)}
@@ -229,12 +236,19 @@ def test_rounds_wrap_around(pair: SwitchUnderTest) -> None:
     assert pair.counters(ROW)["stale"] == 1
 
 
-@pytest.mark.parametrize(("distance", "stale"), [(2, False), (2**31 - 2, False), (2**31, True), (2**32 - 2, True)])
-def test_how_far_ahead_counts_as_newer(pair: SwitchUnderTest, distance: int, stale: bool) -> None:
+@pytest.mark.parametrize("distance", [2, 4, 2**20, 2**31 - 2, 2**31, 2**32 - 2])
+def test_only_the_next_round_of_a_cell_starts_it_afresh(pair: SwitchUnderTest, distance: int) -> None:
+    """Nobody can be further ahead: a round damaged on its way must not make the true ones stale."""
     run_round(pair, 4, (1, 2), 1)
     assert send(pair, contribution(A, 5, 1, round=(4 + distance) % 2**32)) == []
-    assert pair.counters(ROW)["stale"] == (1 if stale else 0)
-    assert pair.counters(ROW)["contributions"] == (2 if stale else 3)
+    assert pair.counters(ROW)["stale"] == (0 if distance == 2 else 1)
+    assert pair.counters(ROW)["contributions"] == (3 if distance == 2 else 2)
+    tag = wire.pack_tag(1, 6, 0)
+    if distance != 2:
+        assert run_round(pair, 6, (7, 8), 1) == {words_of(15, 1)}
+    else:
+        sent = contribution(A, 7, 1, round=6, tag=tag)
+        assert_nack(send(pair, sent), A, Reason.TAG_MISMATCH, sent)
 
 
 def test_new_epoch_starts_fresh_in_the_same_slot(pair: SwitchUnderTest, words: int) -> None:
@@ -322,6 +336,18 @@ def test_right_address_on_the_wrong_port_learns_nothing(pair: SwitchUnderTest) -
     assert pair.counters(ROW) == counts(refused=1)
 
 
+@pytest.mark.parametrize("udp_port", [A.udp_port + 1, B.udp_port, 1])
+def test_another_process_of_the_workers_host_is_not_admitted(pair: SwitchUnderTest, words: int, udp_port: int) -> None:
+    """Right port, address, epoch and rank, wrong UDP port: told so, as it sits where workers sit, and not counted."""
+    other = dataclasses.replace(A, udp_port=udp_port)
+    sent = contribution(other, 1000, words)
+    assert_nack(send(pair, sent), other, Reason.NOT_ADMITTED, sent)
+    assert pair.counters(ROW) == counts(refused=1)
+    send(pair, contribution(A, 5, words))
+    answers = send(pair, contribution(B, 6, words))
+    assert {answer.payload for answer in answers} == {words_of(11, words)}
+
+
 def test_stranger_learns_nothing_and_changes_nothing(pair: SwitchUnderTest, words: int) -> None:
     send(pair, contribution(A, 5, words))
     forged = contribution(STRANGER, 1000, words, rank=1)
@@ -382,6 +408,7 @@ def test_datagram_shorter_than_the_header_is_dropped(pair: SwitchUnderTest, leng
         / Raw(bytes(range(1, length + 1)))
     )
     assert pair.send(A.port, frame) == []
+    assert pair.counters(0) == counts(guarded=1)
 
 
 def test_refused_frames_leave_the_slot_alone(pair: SwitchUnderTest, words: int) -> None:
@@ -395,8 +422,7 @@ def test_refused_frames_leave_the_slot_alone(pair: SwitchUnderTest, words: int) 
 def test_revoked_epoch_is_fenced(pair: SwitchUnderTest) -> None:
     send(pair, contribution(A, 5, 1))
     for worker in (A, B):
-        key = {"ingress_port": worker.port, "ipv4_src": worker.ip_number, "epoch": EPOCH, "rank": worker.rank}
-        pair.delete("admit", key)
+        pair.delete("admit", admitted(worker))
     sent = contribution(B, 6, 1)
     assert_nack(send(pair, sent), B, Reason.NOT_ADMITTED, sent)
     pair.delete("epochs", {"epoch": EPOCH})
@@ -425,12 +451,73 @@ def test_foreign_traffic_is_forwarded_unchanged(pair: SwitchUnderTest) -> None:
         / IP(src=A.ip, dst=B.ip, options=b"\x01\x01\x01\x00")
         / UDP(dport=constants.UDP_PORT)
         / Raw(bytes(40)),
-        Ether(src=A.mac, dst=B.mac, type=0x88B5) / Raw(bytes(range(60))),
+        addressed / IP(src=A.ip, dst=B.ip, flags="MF") / UDP(sport=constants.UDP_PORT, dport=7) / Raw(bytes(40)),
+        addressed / IP(src=A.ip, dst=B.ip, frag=100, proto=17) / Raw(bytes(600)),
+        addressed / IP(src=A.ip, dst=B.ip, frag=1, flags="MF", proto=6) / Raw(bytes(16)),
+        addressed / IP(src=A.ip, dst=B.ip) / ICMP() / Raw(bytes(56)),
+        addressed / IP(src=A.ip, dst="10.9.9.9") / TCP(flags="S"),
+        addressed / ARP(op=2, hwsrc=A.mac, psrc=A.ip, hwdst=B.mac, pdst=B.ip),
     ]
     for frame in frames:
-        data = bytes(frame)
+        data = bytes(frame).ljust(60, b"\0")
         assert pair.send(A.port, data) == [(B.port, data)]
     assert pair.counters(0) == counts()
+
+
+def lies() -> dict[str, bytes]:
+    """Frames that come in by A's port and claim to be from somebody else, or hide who they are from."""
+    link, own = Ether(src=A.mac, dst=B.mac), IP(src=A.ip, dst=B.ip)
+    answer = UDP(sport=constants.UDP_PORT, dport=B.udp_port) / Raw(
+        wire.make_header(kind=Kind.RESULT, words=1, epoch=EPOCH, rank=1, count_or_reason=2, tag=TAG) + bytes(256)
+    )
+    whole = bytes(IP(src=SWITCH_IP, dst=B.ip) / answer)[20:]
+    reply = {"op": 2, "hwdst": B.mac, "pdst": B.ip}
+    frames: dict[str, Packet] = {
+        "answer of the switch": Ether(src=SWITCH_MAC, dst=B.mac) / IP(src=SWITCH_IP, dst=B.ip) / answer,
+        "answer under the own MAC": link / IP(src=SWITCH_IP, dst=B.ip) / answer,
+        "answer under the own address": link / own / answer,
+        "answer, first fragment": link / IP(src=SWITCH_IP, dst=B.ip, flags="MF", proto=17) / Raw(whole[:160]),
+        "answer, last fragment": link / IP(src=SWITCH_IP, dst=B.ip, frag=20, proto=17) / Raw(whole[160:]),
+        "answer with options": link / IP(src=SWITCH_IP, dst=B.ip, options=b"\x01\x01\x01\x00") / answer,
+        "answer, VLAN tagged": link / Dot1Q(vlan=0) / IP(src=SWITCH_IP, dst=B.ip) / answer,
+        "TCP of another host": link / IP(src="10.0.0.3", dst=B.ip) / TCP(),
+        "TCP of the receiver": link / IP(src=B.ip, dst=B.ip) / TCP(),
+        "TCP of nobody": link / IP(src="0.0.0.0", dst=B.ip) / TCP(),
+        "another MAC": Ether(src=B.mac, dst=B.mac) / own / TCP(),
+        "another host's MAC and address": Ether(src=STRANGER.mac, dst=B.mac) / IP(src=STRANGER.ip, dst=B.ip) / TCP(),
+        "own packet, VLAN tagged": link / Dot1Q(vlan=5) / own / TCP(),
+        "own packet, tagged twice": link / Dot1AD(vlan=5) / Dot1Q(vlan=5) / own / TCP(),
+        "IPv6": link / IPv6(src="fe80::1", dst="fe80::2") / UDP(sport=1, dport=2),
+        "IPv4 that says version 6": link / IP(src=A.ip, dst=B.ip, version=6) / TCP(),
+        "IEEE 802.3": Dot3(src=A.mac, dst=B.mac) / LLC() / SNAP() / own / TCP(),
+        "experimental": Ether(src=A.mac, dst=B.mac, type=0x88B5) / Raw(bytes(range(60))),
+        "ARP for the switch": link / ARP(hwsrc=A.mac, psrc=SWITCH_IP, **reply),
+        "ARP for another host": link / ARP(hwsrc=A.mac, psrc=STRANGER.ip, **reply),
+        "ARP for another host, all of it": Ether(src=STRANGER.mac, dst=B.mac)
+        / ARP(hwsrc=STRANGER.mac, psrc=STRANGER.ip, **reply),
+        "ARP with another MAC": link / ARP(hwsrc=STRANGER.mac, psrc=A.ip, **reply),
+        "ARP probe": link / ARP(op=1, hwsrc=A.mac, psrc="0.0.0.0", pdst=B.ip),
+        "ARP of other hardware": link / ARP(hwtype=6, hwsrc=A.mac, psrc=A.ip, **reply),
+        "ARP of another protocol": link / ARP(ptype=0x86DD, hwsrc=A.mac, psrc=A.ip, **reply),
+    }
+    made = {name: bytes(frame).ljust(60, b"\0") for name, frame in frames.items()}
+    arp = bytes(link / ARP(hwsrc=A.mac, psrc=A.ip, **reply))
+    made["ARP with long addresses"] = arp[:18] + b"\x08\x04" + arp[20:]
+    made["ARP with long protocol addresses"] = arp[:18] + b"\x06\x10" + arp[20:]
+    made["IPv4, cut short"] = bytes(link / own / TCP())[:30]
+    made["ARP, cut short"] = arp[:40]
+    return made
+
+
+@pytest.mark.parametrize("name", lies())
+def test_nobody_speaks_as_somebody_else(pair: SwitchUnderTest, name: str) -> None:
+    pair.insert("forward", {"dst_mac": B.mac_number}, "to_port", {"port": B.port})
+    assert pair.send(A.port, lies()[name]) == []
+    assert pair.counters(0) == counts(guarded=1)
+    honest = bytes(Ether(src=A.mac, dst=B.mac) / IP(src=A.ip, dst=B.ip) / TCP()).ljust(60, b"\0")
+    assert pair.send(A.port, honest) == [(B.port, honest)], "or nothing would have come out anyhow"
+    assert pair.send(B.port, honest) == [], "nor from another port"
+    assert pair.counters(0) == counts(guarded=2)
 
 
 def test_nobody_but_the_switch_sends_answers(pair: SwitchUnderTest, words: int) -> None:
@@ -451,7 +538,7 @@ def test_unknown_destination_is_dropped(pair: SwitchUnderTest) -> None:
 def test_broadcast_floods_all_ports_but_its_own(pair: SwitchUnderTest) -> None:
     pair.set_group(constants.FLOOD_GROUP, [(1, 0), (2, 0), (3, 0)])
     pair.insert("forward", {"dst_mac": 2**48 - 1}, "flood", {"group": constants.FLOOD_GROUP})
-    frame = bytes(Ether(src=A.mac, dst="ff:ff:ff:ff:ff:ff", type=0x88B5) / Raw(bytes(46)))
+    frame = bytes(Ether(src=A.mac, dst="ff:ff:ff:ff:ff:ff") / IP(src=A.ip, dst="10.0.0.255") / UDP() / Raw(bytes(46)))
     assert sorted(pair.send(A.port, frame)) == [(2, frame), (3, frame)]
 
 

@@ -82,5 +82,6 @@ def test_header_of_the_compiled_program_is_the_hosts(name: str) -> None:
     fields = {entry["name"]: entry["fields"] for entry in program["header_types"]}
     expected = [[field, 8 * wire.HEADER[field].itemsize] for field in wire.HEADER.names or ()]
     assert [field[:2] for field in fields["reduce_t"]] == expected
-    words = [field[1] for kind in ("first_word_t", "tail_words_t") for field in fields[kind]]
-    assert words == [constants.WORD_BITS] * wire.PROFILES[name].words
+    words = wire.PROFILES[name].words
+    assert fields["short_payload_t"] == [["w0", constants.WORD_BITS, False]]
+    assert fields["full_payload_t"] == [["w0", constants.WORD_BITS * words, False]]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from p4reduce_bmv2.embedded.program import (
     Argument,
     Calculation,
+    Cell,
     Conditional,
     Const,
     Field,
@@ -50,6 +51,8 @@ class Effects:
         """Note what evaluating an argument reads."""
         if isinstance(value, Ref):
             self.reads.add(value.field)
+        elif isinstance(value, Cell):
+            self.expr(value.index)
         elif isinstance(value, Op):
             for arg in value.args:
                 self.expr(arg)

@@ -87,15 +87,12 @@ def _expr(argument: Argument) -> Expr:
 class ActionWriter(Writer):
     """Writes actions into the code."""
 
-    _in_bounds: tuple[Expr, int] | None = None
-    """An index that is known to be below a size."""
-
     def action(self, action: Action, params: Sequence[Value]) -> None:
         """One action, inlined. Its parameters are named or known values."""
         self.params = params
         body = structure(action)
         shared = _common_index(body)
-        check = "" if shared is None else self._in_range(self.value(shared[1]), shared[0].size)
+        check = "" if shared is None else self.in_range(self.value(shared[1]), shared[0].size)
         if shared is None or not check:
             self._finish(body)
         else:
@@ -258,22 +255,16 @@ class ActionWriter(Writer):
 
     # --- registers, counters, hashes ---------------------------------------------------------------------------------
 
-    def _in_range(self, index: Value, size: int) -> str:
-        """Condition under which an index lies in an array; empty when it always does."""
-        if index.within(0, size - 1):
-            return ""
-        return f"{index.text} < {size}" if index.low is not None and index.low >= 0 else f"0 <= {index.text} < {size}"
-
     def _checked(self, expression: Expr, size: int) -> tuple[str, str]:
         """Text of an index and the prefix of a statement that must only run when it lies in the array."""
         self.prepare(expression)
         index = self.value(expression)
-        if self._in_bounds is not None and self._in_bounds[0] == expression and self._in_bounds[1] <= size:
+        if self.in_bounds(expression, size):
             return index.text, ""
         if index.constant is None and not index.text.isidentifier():
             self.line(f"index = {index.text}")
             index = index._replace(text="index")
-        check = self._in_range(index, size)
+        check = self.in_range(index, size)
         return index.text, f"if {check}: " if check else ""
 
     def _register_read(self, args: Sequence[Argument]) -> None:

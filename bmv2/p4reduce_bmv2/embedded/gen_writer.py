@@ -15,6 +15,7 @@ from p4reduce_bmv2.embedded.errors import ProgramError
 from p4reduce_bmv2.embedded.layout import Layout
 from p4reduce_bmv2.embedded.program import (
     Bool,
+    Cell,
     Const,
     Expr,
     Field,
@@ -74,6 +75,8 @@ class Writer:
             return self.params[e.index]
         if isinstance(e, Ref):
             return self.read(e.field)
+        if isinstance(e, Cell):
+            return self._cell(e)
         if isinstance(e, Valid):
             if e.header.metadata:
                 return number(1)
@@ -142,6 +145,8 @@ class Writer:
             return [h.fields[e.index] for h in e.stack.headers]
         if isinstance(e, SameHeader):
             return e.left.fields + e.right.fields
+        if isinstance(e, Cell):
+            return self._fields(e.index)
         if isinstance(e, Op):
             return [f for arg in e.args for f in self._fields(arg)]
         return []
@@ -165,6 +170,27 @@ class Writer:
         if f.signed:
             raw = f"(({raw} ^ {hex(1 << f.width - 1)}) - {hex(1 << f.width - 1)})"
         return raw
+
+    def _cell(self, e: Cell) -> Value:
+        cells, index = self.names.bind(Slot("register", e.register.name)), self.value(e.index)
+        high = (1 << e.register.width) - 1
+        check = "" if self.in_bounds(e.index, e.register.size) else self.in_range(index, e.register.size)
+        text = f"{cells}[{index.text}]"
+        return Value(f"({text} if {check} else 0)" if check else text, 0, high)
+
+    _in_bounds: tuple[Expr, int] | None = None
+    """An index that is known to be below a size."""
+
+    def in_bounds(self, index: Expr, size: int) -> bool:
+        """Whether an index was found to lie in an array of this size."""
+        return self._in_bounds is not None and self._in_bounds[0] == index and self._in_bounds[1] <= size
+
+    @staticmethod
+    def in_range(index: Value, size: int) -> str:
+        """Condition under which an index lies in an array; empty when it always does."""
+        if index.within(0, size - 1):
+            return ""
+        return f"{index.text} < {size}" if index.low is not None and index.low >= 0 else f"0 <= {index.text} < {size}"
 
     def _stack_last(self, e: StackLast) -> Value:
         values = [self.read(h.fields[e.index]) for h in e.stack.headers]

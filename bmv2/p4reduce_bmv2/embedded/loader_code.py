@@ -13,6 +13,7 @@ from p4reduce_bmv2.embedded.program import (
     Argument,
     Bool,
     Calculation,
+    Cell,
     Const,
     Counter,
     Expr,
@@ -67,7 +68,18 @@ MAX_COUNT = 1 << 24
 PLACEHOLDER = Field(Header("?", "?", True), "?", 0, 1)
 """Stands for what was noted as unsupported, until the load ends."""
 _UNARY = {"~", "not", "d2b", "b2d"}
-_VALUES = ("field", "hexstr", "bool", "local", "runtime_data", "stack_field", "lookahead", "expression", "header")
+_VALUES = (
+    "field",
+    "hexstr",
+    "bool",
+    "local",
+    "runtime_data",
+    "stack_field",
+    "lookahead",
+    "expression",
+    "header",
+    "register",
+)
 
 
 class CodeReader:
@@ -257,10 +269,19 @@ class CodeReader:
             if not isinstance(value, list) or len(value) != 2 or not all(isinstance(v, int) for v in value):
                 raise ProgramError(f"{where}: a lookahead is not [offset, width]")
             return Lookahead(value[0], value[1])
+        if kind == "register":
+            return self._cell(value, where)
         if kind == "expression":
             return self.expression(value, where)
         self.unsupported.add(f"value {kind} in {where}")
         return Const(0)
+
+    def _cell(self, value: Any, where: str) -> Expr:
+        if not isinstance(value, list) or len(value) != 2:
+            raise ProgramError(f"{where}: a register is not [array, index]")
+        if value[0] not in self.registers:
+            raise ProgramError(f"{where}: there is no register {value[0]!r}")
+        return Cell(self.registers[value[0]], self.expression(value[1], where))
 
     def _stack_field(self, value: Any, where: str) -> Expr:
         if not isinstance(value, list) or len(value) != 2:

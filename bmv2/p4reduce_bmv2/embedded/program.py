@@ -15,7 +15,7 @@ the table below is refused at load, by name:
 | primitive | modify_field_with_hash_based_offset, modify_field_rng_uniform, _jump, _jump_if_zero |
 | operator | +, -, *, <<, >>, &, |, ^, ~, ==, !=, <, >, <=, >=, and, or, not, ?, d2b, b2d |
 | operator | two_comp_mod, usat_cast, sat_cast, last_stack_index |
-| value | field, hexstr, bool, header, header_stack, stack_field, local, runtime_data, register_array |
+| value | field, hexstr, bool, header, header_stack, stack_field, local, runtime_data, register, register_array |
 | value | counter_array, calculation, string, parameters_vector, lookahead, expression |
 | match | exact, lpm, ternary, range |
 | table | simple |
@@ -36,7 +36,8 @@ selectors, idle timeouts, externs.
 - A lookahead past the end of the packet is PacketTooShort; BMv2 counts only the bytes it takes, not those before them.
 - A select without a match and without a default accepts: p4c says nothing else to BMv2.
 - An index outside a register or counter array: nothing is written, a read leaves its target as it was (BMv2 built
-  with its checks; a build without them is undefined).
+  with its checks; a build without them is undefined). A register read within an expression (value `register`, which
+  p4c never writes but BMv2 takes) yields 0 there; BMv2 is undefined.
 - End of ingress: clone, resubmit, multicast, drop (egress_spec 511), unicast, in this order. Truncation asked for in
   ingress holds for a unicast packet only; copies start whole.
 - A clone or resubmitted or recirculated packet keeps nothing but its field list: ingress_port reads 0 there.
@@ -76,7 +77,7 @@ CLAIMS: dict[str, frozenset[str]] = {
         "+ - * << >> & | ^ ~ == != < > <= >= and or not ? d2b b2d two_comp_mod usat_cast sat_cast last_stack_index"
     ),
     "value": _names(
-        "field hexstr bool header header_stack stack_field local runtime_data register_array counter_array "
+        "field hexstr bool header header_stack stack_field local runtime_data register register_array counter_array "
         "calculation string parameters_vector lookahead expression"
     ),
     "match": _names("exact lpm ternary range"),
@@ -169,6 +170,14 @@ class Ref:
 
 
 @dataclass(frozen=True, slots=True)
+class Cell:
+    """Value of a register's cell, read where the expression is evaluated."""
+
+    register: Register
+    index: Expr
+
+
+@dataclass(frozen=True, slots=True)
 class Valid:
     """Validity of a header: 0 or 1."""
 
@@ -213,7 +222,7 @@ class Op:
     args: tuple[Expr, ...]
 
 
-Expr = Const | Bool | Param | Ref | Valid | StackLast | StackIndex | Lookahead | SameHeader | Op
+Expr = Const | Bool | Param | Ref | Cell | Valid | StackLast | StackIndex | Lookahead | SameHeader | Op
 
 
 T = TypeVar("T")

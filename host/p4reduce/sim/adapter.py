@@ -114,7 +114,7 @@ class EngineSwitch:
         handles.append((table, self.engine.tables[table].insert((job.epoch,), action, [job.stats])))
         table, action = f"{_INGRESS}.admit.admit", f"{_INGRESS}.admit.admit_worker"
         for member in job.members:
-            key = (member.port, member.ip, job.epoch, member.rank)
+            key = (member.port, member.ip, member.udp_port, job.epoch, member.rank)
             params = [1 << member.rank, full, job.pool_base, job.pool_size, job.group, len(job.members), job.stats]
             handles.append((table, self.engine.tables[table].insert(key, action, params)))
 

@@ -74,7 +74,7 @@ def measure(
     seconds = dict.fromkeys(("transmit", "receive", "encode", "verify", "decode"), 0.0)
     codec = _TimedCodec(shape, core._format, elements)
     codec.seconds = seconds
-    core._codecs[elements] = codec
+    core._codecs[elements, core._format] = codec
     data = np.random.default_rng(0).standard_normal(elements, dtype=np.float32)
     out = np.empty_like(data)
     frames = 0

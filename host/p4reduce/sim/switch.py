@@ -7,7 +7,7 @@ datagram must be what the compiled program does; tests hold both against each ot
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import NamedTuple, Protocol
 
@@ -17,9 +17,6 @@ from p4reduce import constants
 from p4reduce.errors import ConfigError
 from p4reduce.sim.network import Datagram
 from p4reduce.wire import HEADER, Kind, Op, Profile, Reason, headers_from_bytes
-
-_WORD_MASK = (1 << constants.WORD_BITS) - 1
-_HALF = 1 << 31
 
 
 class Count(IntEnum):
@@ -83,7 +80,8 @@ class _Cell:
     """op, words, tag: what ranks may disagree about."""
     seen: int = 0
     check: int = 0
-    words: list[int] = field(default_factory=list)
+    payload: int = 0
+    """All words of the frame as one number."""
 
 
 class ReferenceSwitch:
@@ -143,7 +141,8 @@ class ReferenceSwitch:
         if job is None:
             return Reason.UNKNOWN_EPOCH, None
         for member in job.members:
-            if (member.port, member.ip, member.rank) == (port, datagram.src, header["rank"]):
+            sender = (port, datagram.src, datagram.src_port, header["rank"])
+            if (member.port, member.ip, member.udp_port, member.rank) == sender:
                 return (Reason.BAD_SLOT if header["slot"] >= job.pool_size else None), member
         return Reason.NOT_ADMITTED, None
 
@@ -154,7 +153,7 @@ class ReferenceSwitch:
         full = (1 << len(job.members)) - 1
         cell = self._cells.setdefault((job.pool_base + header["slot"]) << 1 | (header["round"] & 1), _Cell())
         tag = (header["op"], header["words"], header["tag"])
-        words = _words(datagram.data)
+        payload = _payload(datagram.data)
         if (cell.epoch, cell.round, cell.tag) == (job.epoch, header["round"], tag):
             if cell.seen & worker:
                 if cell.seen != full:
@@ -165,19 +164,17 @@ class ReferenceSwitch:
                 return [(member.port, _reply(datagram, datagram.src, datagram.src_port, answer))]
             cell.seen |= worker
             cell.check = (cell.check + header["check"]) % (1 << 64)
-            for i, word in enumerate(words):
-                both = cell.words[i] + word if header["op"] == Op.ADD else cell.words[i] | word
-                cell.words[i] = both & _WORD_MASK
+            cell.payload = _combine(header, cell.payload, payload)
         else:
             ahead = (header["round"] - cell.round) % (1 << 32)
             if cell.epoch == job.epoch and ahead == 0:
                 self._count(job.stats, Count.MISMATCH)
                 return self._nack(member.port, datagram, header, Reason.TAG_MISMATCH)
-            if cell.epoch == job.epoch and ahead >= _HALF:
+            if cell.epoch == job.epoch and ahead != 2:
                 self._count(job.stats, Count.STALE)
                 return []
             cell.epoch, cell.round, cell.tag = job.epoch, header["round"], tag
-            cell.seen, cell.check, cell.words = worker, header["check"], words
+            cell.seen, cell.check, cell.payload = worker, header["check"], payload
         self._count(job.stats, Count.CONTRIBUTIONS)
         if cell.seen != full:
             return []
@@ -200,9 +197,18 @@ class ReferenceSwitch:
         self._counters[stats, event] = self._counters.get((stats, event), 0) + 1
 
 
-def _words(data: bytes) -> list[int]:
-    payload, size = data[constants.HEADER_BYTES :], constants.WORD_BYTES
-    return [int.from_bytes(payload[start : start + size], "big") for start in range(0, len(payload), size)]
+def _payload(data: bytes) -> int:
+    return int.from_bytes(data[constants.HEADER_BYTES :], "big")
+
+
+def _size(header: dict[str, int]) -> int:
+    return header["words"] * constants.WORD_BYTES
+
+
+def _combine(header: dict[str, int], one: int, other: int) -> int:
+    """Payloads added modulo their width, or ORed."""
+    both = one + other if header["op"] == Op.ADD else one | other
+    return both % (1 << 8 * _size(header))
 
 
 def _encode(header: dict[str, int]) -> bytes:
@@ -214,7 +220,7 @@ def _encode(header: dict[str, int]) -> bytes:
 
 def _result(header: dict[str, int], cell: _Cell, count: int, rank: int) -> bytes:
     head = _encode({**header, "kind": Kind.RESULT, "count_or_reason": count, "rank": rank, "check": cell.check})
-    return head + b"".join(word.to_bytes(constants.WORD_BYTES, "big") for word in cell.words)
+    return head + cell.payload.to_bytes(_size(header), "big")
 
 
 def _reply(request: Datagram, ip: int, udp_port: int, data: bytes) -> Datagram:

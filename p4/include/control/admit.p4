@@ -20,12 +20,13 @@ control Admit(inout headers_t hdr,
         meta.stats = stats;
     }
 
-    /* A frame counts only from the port and address its rank joined from. */
+    /* A frame counts only from the switch port, the address and the UDP port its rank joined from. */
     @name("admit")
     table admit {
         key = {
             standard_metadata.ingress_port: exact @name("ingress_port");
             hdr.ipv4.src: exact @name("ipv4_src");
+            hdr.udp.src_port: exact @name("udp_src");
             hdr.reduce.epoch: exact @name("epoch");
             hdr.reduce.rank: exact @name("rank");
         }
@@ -52,9 +53,9 @@ control Admit(inout headers_t hdr,
         /* The parser fails on a frame shorter than its header says; the UDP length catches one that is longer,
          * whose rest would otherwise travel on behind the result. */
         bool sized =
-            (hdr.reduce.words == 1 && hdr.first.isValid() &&
+            (hdr.short.isValid() &&
              hdr.udp.length_ == 8 + P4REDUCE_HEADER_BYTES + P4REDUCE_WORD_BYTES) ||
-            (hdr.tail.isValid() &&
+            (hdr.full.isValid() &&
              hdr.udp.length_ == 8 + P4REDUCE_HEADER_BYTES + P4REDUCE_WORDS * P4REDUCE_WORD_BYTES);
         if (!sized || hdr.reduce.version != P4REDUCE_VERSION || hdr.reduce.kind != P4REDUCE_KIND_CONTRIBUTE ||
             hdr.reduce.op > P4REDUCE_OP_OR) {

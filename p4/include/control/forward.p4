@@ -4,10 +4,37 @@
 
 #include "../headers.p4"
 
-/* Everything that is not ours crosses the same switch: the controller's gRPC, the ring path, ARP. */
-control Forward(inout headers_t hdr, inout standard_metadata_t standard_metadata) {
+/*
+ * Everything that is not ours crosses the same switch: the controller's gRPC, the ring path, ARP. But only from where
+ * it says it comes from: a port carries the MAC and IPv4 address of the host behind it, in IPv4 packets of every form
+ * (options and fragments too) and in ARP. So no host can speak as another one or as the switch. All other ethertypes,
+ * VLAN tags and IPv6 among them, would carry addresses that nobody has looked at: they are dropped.
+ */
+control Forward(inout headers_t hdr, inout standard_metadata_t standard_metadata)(counter reduce_counter) {
+    ipv4_t source;
+
     action discard() {
         mark_to_drop(standard_metadata);
+    }
+
+    action permit() { }
+
+    action guard() {
+        reduce_counter.count(P4REDUCE_COUNT_GUARDED);
+        mark_to_drop(standard_metadata);
+    }
+
+    /* The hosts behind the ports. No host has the address 0.0.0.0, which stands for a frame without a sender. */
+    @name("sources")
+    table sources {
+        key = {
+            standard_metadata.ingress_port: exact @name("ingress_port");
+            hdr.ethernet.src: exact @name("src_mac");
+            source: exact @name("src_ip");
+        }
+        actions = { permit; @defaultonly guard; }
+        const default_action = guard;
+        size = 1024;
     }
 
     action to_port(port_t port) {
@@ -48,12 +75,24 @@ control Forward(inout headers_t hdr, inout standard_metadata_t standard_metadata
     }
 
     apply {
-        if (hdr.arp.isValid() && hdr.arp.operation == 1) {
-            if (arp.apply().miss) {
+        source = 0;
+        if (hdr.ipv4.isValid()) {
+            if (hdr.ipv4.version == 4) {
+                source = hdr.ipv4.src;
+            }
+        } else if (hdr.arp.isValid() && hdr.arp.hardware == 1 && hdr.arp.protocol == ETHERTYPE_IPV4 &&
+                   hdr.arp.hardware_bytes == 6 && hdr.arp.protocol_bytes == 4 &&
+                   hdr.arp.sender_mac == hdr.ethernet.src) {
+            source = hdr.arp.sender_ip;
+        }
+        if (sources.apply().hit) {
+            if (hdr.arp.isValid() && hdr.arp.operation == 1) {
+                if (arp.apply().miss) {
+                    forward.apply();
+                }
+            } else {
                 forward.apply();
             }
-        } else {
-            forward.apply();
         }
     }
 } // control Forward

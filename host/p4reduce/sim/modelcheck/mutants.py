@@ -15,7 +15,7 @@ from p4reduce import constants
 from p4reduce.quantize import LaneFormat
 from p4reduce.sim.modelcheck.bounds import Bounds
 from p4reduce.sim.network import Datagram
-from p4reduce.sim.switch import _HALF, _WORD_MASK, Member, Membership, ReferenceSwitch, _Cell, _reply, _result, _words
+from p4reduce.sim.switch import Member, Membership, ReferenceSwitch, _Cell, _combine, _payload, _reply, _result, _size
 from p4reduce.wire import Op, Reason
 
 Header = dict[str, int]
@@ -47,18 +47,18 @@ class Variant(ReferenceSwitch):
         return Relation.SAME if cell.tag == (header["op"], header["words"], header["tag"]) else Relation.OTHER_TAG
 
     def newer(self, held: int, round_: int) -> bool:
-        """Serial arithmetic."""
-        return 0 < (round_ - held) % (1 << 32) < _HALF
+        """The next round of the cell, or of a slot with one cell."""
+        return (round_ - held) % (1 << 32) in (1, 2)
 
-    def start(self, cell: _Cell, job: Membership, header: Header, words: list[int]) -> None:
+    def start(self, cell: _Cell, job: Membership, header: Header) -> None:
         """The cell's first contribution."""
         cell.epoch, cell.round = job.epoch, header["round"]
         cell.tag = (header["op"], header["words"], header["tag"])
-        cell.seen, cell.check, cell.words = 0, 0, [0] * len(words)
+        cell.seen, cell.check, cell.payload = 0, 0, 0
 
-    def words(self, job: Membership, header: Header, data: bytes) -> list[int]:  # noqa: ARG002
+    def payload(self, job: Membership, header: Header, data: bytes) -> int:  # noqa: ARG002
         """What is added or ORed."""
-        return _words(data)
+        return _payload(data)
 
     def held(self, cell: _Cell, job: Membership) -> _Cell:  # noqa: ARG002
         """What a result is made of."""
@@ -79,20 +79,19 @@ class Variant(ReferenceSwitch):
     def _aggregate(self, job: Membership, member: Member, header: Header, datagram: Datagram) -> Answers:
         worker, full = 1 << member.rank, (1 << len(job.members)) - 1
         cell = self._cells.setdefault(self.key(job, header), _Cell())
-        words = self.words(job, header, datagram.data)
+        payload = self.payload(job, header, datagram.data)
         relation = self.relation(cell, job, header)
         if relation is Relation.OTHER_TAG and not self.other_tag():
             return self._nack(member.port, datagram, header, Reason.TAG_MISMATCH)
         if relation is Relation.OLDER and not self.older(cell):
             return []
         if relation in (Relation.FRESH, Relation.OLDER):
-            self.start(cell, job, header, words)
+            self.start(cell, job, header)
         elif cell.seen & worker:
             return self._answer(job, [member], header, cell, datagram) if self.again(cell, full) else []
         cell.seen |= worker
         cell.check = (cell.check + header["check"]) % (1 << 64)
-        for i, word in enumerate(words):
-            cell.words[i] = (cell.words[i] + word if header["op"] == Op.ADD else cell.words[i] | word) & _WORD_MASK
+        cell.payload = _combine(header, cell.payload, payload)
         return self._answer(job, list(job.members), header, cell, datagram) if cell.seen == full else []
 
     def _answer(self, job: Membership, to: list[Member], header: Header, cell: _Cell, datagram: Datagram) -> Answers:
@@ -118,13 +117,11 @@ class SeenBits(Variant):
             return self._answer(job, [member], header, cell, datagram) if complete else []
         cell.seen |= worker
         other.seen &= ~worker
-        words = _words(datagram.data)
         if cell.round == 0:
-            cell.check, cell.words = 0, [0] * len(words)
+            cell.check, cell.payload = 0, 0
         cell.round = (cell.round + 1) % workers
         cell.check = (cell.check + header["check"]) % (1 << 64)
-        for i, word in enumerate(words):
-            cell.words[i] = (cell.words[i] + word if header["op"] == Op.ADD else cell.words[i] | word) & _WORD_MASK
+        cell.payload = _combine(header, cell.payload, _payload(datagram.data))
         return self._answer(job, list(job.members), header, cell, datagram) if cell.round == 0 else []
 
 
@@ -149,16 +146,17 @@ class EarlyReply(Variant):
 class NoHeadroom(Variant):
     """Lanes are two's complement and nothing keeps them apart: what a negative sum carries reaches the next lane."""
 
-    def words(self, job: Membership, header: Header, data: bytes) -> list[int]:
+    def payload(self, job: Membership, header: Header, data: bytes) -> int:
         """Take the bias away, so that negative numbers are negative."""
-        words = super().words(job, header, data)
-        return words if header["op"] == Op.OR else [_shift(word, -_bias(job)) for word in words]
+        payload = super().payload(job, header, data)
+        return payload if header["op"] == Op.OR else _shift(payload, _size(header), -_bias(job))
 
     def held(self, cell: _Cell, job: Membership) -> _Cell:
         """Give all ranks' bias back: without carries that makes up for what was taken away."""
         if cell.tag[0] == Op.OR:
             return cell
-        return replace(cell, words=[_shift(word, len(job.members) * _bias(job)) for word in cell.words])
+        size = cell.tag[1] * constants.WORD_BYTES
+        return replace(cell, payload=_shift(cell.payload, size, len(job.members) * _bias(job)))
 
 
 class PlainRounds(Variant):
@@ -218,7 +216,7 @@ def _bias(job: Membership) -> int:
     return LaneFormat(32, len(job.members), 256).bias
 
 
-def _shift(word: int, by: int) -> int:
-    """Add a number to every lane of a word, modulo the lane."""
-    lanes = np.frombuffer(word.to_bytes(constants.WORD_BYTES, "big"), dtype=">u4").astype(np.int64) + by
+def _shift(payload: int, size: int, by: int) -> int:
+    """Add a number to every lane of a payload of so many bytes, modulo the lane."""
+    lanes = np.frombuffer(payload.to_bytes(size, "big"), dtype=">u4").astype(np.int64) + by
     return int.from_bytes((lanes % (1 << 32)).astype(">u4").tobytes(), "big")

@@ -49,16 +49,15 @@ class ReferenceState:
         """The cells."""
         return tuple(
             sorted(
-                (key, c.epoch, c.round, c.tag, c.seen, c.check, tuple(c.words))
-                for key, c in self._reference._cells.items()
+                (key, c.epoch, c.round, c.tag, c.seen, c.check, c.payload) for key, c in self._reference._cells.items()
             )
         )
 
     def load(self, saved: Any) -> None:
         """Replace the cells."""
         self._reference._cells = {
-            key: _Cell(epoch, round_, tag, seen, check, list(words))
-            for key, epoch, round_, tag, seen, check, words in saved
+            key: _Cell(epoch, round_, tag, seen, check, payload)
+            for key, epoch, round_, tag, seen, check, payload in saved
         }
 
     def stray(self) -> bool:
