@@ -173,11 +173,18 @@ class Coordinator:
     def start(self) -> None:
         """Become the switch's primary, open the store, bring the switch into shape. SwitchError, ConfigError."""
         self._link.start()
+        self.listening()
         if self._timer is not None:
             with self._changed:
                 # A standby may have waited for long.
                 self._looked = self._clock()
             self._timer.start()
+
+    def listening(self) -> None:
+        """Workers can reach this controller from now on, not before: those that were there are awaited."""
+        with self._changed:
+            self._jobs.await_return(self._clock())
+            self._changed.notify_all()
 
     def stop(self) -> None:
         """Let go of everything. What stands in the switch stays: running jobs do not need a controller to reduce."""

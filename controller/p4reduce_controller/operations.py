@@ -19,6 +19,9 @@ from p4reduce_controller.states import Event, State
 
 _LOG = logging.getLogger(__name__)
 
+RETURN_SECONDS = 5.0
+"""Time for workers to find a controller that was started again: some pauses of theirs, and of gRPC's, of a second."""
+
 
 class Operations(Runs):
     """Calls of operators, and `restore`."""
@@ -104,7 +107,7 @@ class Operations(Runs):
         """Take up the jobs that an earlier controller has left, before the first `switch_up` and any other call but
         `drain` and `set_policy`.
 
-        Every worker has a whole lease's time to open its stream again. Records that make no sense, or no longer fit
+        Every worker has a whole lease's time to open its stream again, see `await_return`. Records that make no sense, or no longer fit
         the hosts file, are logged and forgotten.
         """
         if self._switch_down is None:
@@ -135,6 +138,20 @@ class Operations(Runs):
         for job, _ in found:
             self._resume(job, now)
         return self._taken()
+
+    def await_return(self, now: float) -> None:
+        """Restored workers can come back from now on: those that have not yet get a lease's time, and no less than
+        RETURN_SECONDS. They look for a controller that was away in growing pauses, whatever their lease.
+        """
+        grace = max(RETURN_SECONDS - self._lease_seconds, 0.0)
+        for job in self._jobs.values():
+            if not job.live or job.run is None:
+                continue
+            away = [worker for worker in job.run.workers.values() if worker.stream is None]
+            for worker in away:
+                worker.heard = now + grace
+            if away and job.run.due is not None:
+                job.run.due = max(job.run.due, now + grace + self._lease_seconds)
 
     def _resume(self, job: Job, now: float) -> None:
         """Put a restored job back to work."""

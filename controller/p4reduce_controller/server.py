@@ -165,6 +165,7 @@ class ControllerServer:
         if not self._port:
             raise ConfigError(f"cannot listen on {address}: is the port taken?")
         server.start()
+        self._coordinator.listening()
 
     def _open_store(self) -> Store:
         if not self._standby:

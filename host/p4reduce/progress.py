@@ -44,6 +44,8 @@ class ProgressStream:
         self._make_report = make_report
         self._on_directive = on_directive
         self._interval = interval
+        # However short the lease: several attempts fit into it.
+        self._longest_pause = min(_LONGEST_PAUSE_SECONDS, interval / 2)
         self._condition = threading.Condition()
         self._trouble: pb.Trouble | None = None
         self._news = False
@@ -134,12 +136,12 @@ class ProgressStream:
                 if self._is_over():
                     break
                 # Where several controllers are named, the first to answer may be one that stands by.
-                worth = (lost or pause >= _LONGEST_PAUSE_SECONDS) and not self._leaving
+                worth = (lost or pause >= self._longest_pause) and not self._leaving
                 if worth and not self._warned:
                     self._warned = True
                     _LOG.warning("progress stream lost, reducing goes on without the controller: %s", reason)
                 self._condition.wait_for(self._is_over, pause)
-            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
+            pause = min(2 * pause, self._longest_pause)
 
     def _is_over(self) -> bool:
         return self._over

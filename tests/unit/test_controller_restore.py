@@ -33,6 +33,7 @@ from p4reduce_controller.model import (
     TellOrder,
     TellPolicy,
 )
+from p4reduce_controller.operations import RETURN_SECONDS
 from p4reduce_controller.states import State
 
 NONCE = bytes(range(16))
@@ -172,6 +173,25 @@ def test_workers_that_do_not_come_back_are_lost_after_a_whole_lease() -> None:
     rig.report(stream, 7, 5)
     rig.tick(50.0 + LEASE)
     rig.switch()
+    assert rig.fences(stream)[0].ranks == (1,)
+
+
+def test_workers_have_time_to_come_back_however_short_the_lease() -> None:
+    rig, epoch, streams = running()
+    cutting(rig, streams)
+    rig.now = 50.0
+    rig.restart()
+    rig.jobs._lease_seconds = 1.0
+    rig.tick(50.9)
+    rig.now = 60.0  # it took so long until the controller could be reached
+    rig.jobs.await_return(rig.now)
+    stream = rig.open(epoch, 0)
+    for moment in (61.0, 62.0, 63.0, 64.0, 64.9):
+        rig.now = moment
+        rig.report(stream, 7, 5)
+        rig.tick(moment)
+        assert rig.record().state is State.CUTTING
+    rig.tick(60.0 + RETURN_SECONDS)
     assert rig.fences(stream)[0].ranks == (1,)
 
 
