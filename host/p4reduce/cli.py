@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from p4reduce import __version__, cli_decode, cli_demo, cli_lab
+from p4reduce import __version__, cli_bench, cli_decode, cli_demo, cli_lab
 from p4reduce.errors import P4ReduceError
 
 EXIT_FAILURE = 1
@@ -26,6 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     cli_demo.add(commands)
     cli_decode.add(commands)
     cli_lab.add(commands)
+    cli_bench.add(commands)
     version = commands.add_parser("version", help="print the version")
     version.set_defaults(run=_version)
     return parser

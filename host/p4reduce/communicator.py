@@ -12,14 +12,15 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from p4reduce.arrays import make_bucket
 from p4reduce.config import Settings
 from p4reduce.controller_client import ControllerClient
-from p4reduce.core.bucket import Barrier, Bucket, Reduction
+from p4reduce.core.bucket import Barrier, Bucket, Rounding
 from p4reduce.core.config import CoreConfig
 from p4reduce.driver import Driver, Pending
 from p4reduce.errors import ControllerError, UsageError
@@ -33,9 +34,8 @@ if TYPE_CHECKING:
     from p4reduce.ring import Ring
 
 FloatArray = npt.NDArray[np.float32]
-FloatInput = FloatArray | np.float32
 ReduceOp = Literal["sum", "mean"]
-_OPS = ("sum", "mean")
+Number = TypeVar("Number", np.float32, np.float16, np.int32)
 
 
 @dataclass(eq=False)
@@ -175,30 +175,57 @@ class Communicator:
         """Name of the switch program's profile."""
         return self._session.config.profile.name
 
-    def allreduce(self, array: FloatInput, op: ReduceOp = "sum", out: FloatArray | None = None) -> FloatArray:
+    def allreduce(
+        self,
+        array: npt.NDArray[Number] | Number,
+        op: ReduceOp = "sum",
+        out: npt.NDArray[Number] | None = None,
+        *,
+        lane_bits: int | None = None,
+        rounding: Rounding | None = None,
+        seed: int = 0,
+        residual: FloatArray | None = None,
+    ) -> npt.NDArray[Number]:
         """Reduce `array` over all ranks and wait for the result, which is the same, bit for bit, on every rank.
 
-        `array`: float32, any shape and layout, or a numpy scalar. `op`: "sum" or "mean". `out`: a float32 array of
-        the same shape that gets the result and is returned; it may be `array` itself. Without it the result is a
-        new array. A block of 256 elements in which any rank has an infinity or NaN comes back as NaN.
+        `array`: float32, float16 or int32, any shape and layout, or a numpy scalar. `op`: "sum" or "mean". `out`: an
+        array of the same type and shape that gets the result and is returned; it may be `array` itself. Without it
+        the result is a new array.
 
-        Raises UsageError for arguments that break these rules (nothing was sent then), a JobError when the job
-        cannot go on. After an exception that came while waiting, KeyboardInterrupt included, the arrays may still be
-        in use until the communicator is closed.
+        Floats travel in lanes of `lane_bits`: 32, 16 or 8; None for the setting of that name. A block of elements
+        (256, 512 or 1024 of them) in which any rank has an infinity or NaN comes back as NaN. `rounding`: "nearest"
+        (also None), or "stochastic" with a `seed` of 64 bits that should be another one in every call. `residual`: a
+        float32 array of the same shape that gets what this rank did not send, `array` less what was sent. float16 is
+        reduced as float32 and rounded back. int32 is summed exactly, op "sum" alone. docs/numerics.md has the bounds.
+        All arguments but the arrays themselves must be the same on all ranks.
+
+        Raises UsageError for arguments that break these rules (nothing was sent then), and on all ranks when a sum
+        does not fit int32 (nothing was written then); a JobError when the job cannot go on. After an exception that
+        came while waiting, KeyboardInterrupt included, the arrays may still be in use until the communicator is closed.
         """
-        result: FloatArray = self._wait(self._submit_reduction(array, op, out))
+        result: npt.NDArray[Number] = self._wait(
+            self._submit_reduction(array, op, out, lane_bits, rounding, seed, residual)
+        )
         return result
 
     def allreduce_async(
-        self, array: FloatInput, op: ReduceOp = "sum", out: FloatArray | None = None
-    ) -> Future[FloatArray]:
+        self,
+        array: npt.NDArray[Number] | Number,
+        op: ReduceOp = "sum",
+        out: npt.NDArray[Number] | None = None,
+        *,
+        lane_bits: int | None = None,
+        rounding: Rounding | None = None,
+        seed: int = 0,
+        residual: FloatArray | None = None,
+    ) -> Future[npt.NDArray[Number]]:
         """Start `allreduce` and return at once; the future's result is what `allreduce` returns.
 
-        A contiguous `array` is used where it is, without a copy: neither it nor `out` may be touched before the
-        future is done. The future cannot be cancelled, because the other ranks wait. Its callbacks run in the I/O
-        thread: they must be short and must not wait for other reductions.
+        A contiguous float32 or int32 `array` is used where it is, without a copy: neither it nor `out` nor `residual`
+        may be touched before the future is done. The future cannot be cancelled, because the other ranks wait. Its
+        callbacks run in the I/O thread: they must be short and must not wait for other reductions.
         """
-        return self._submit_reduction(array, op, out).future
+        return self._submit_reduction(array, op, out, lane_bits, rounding, seed, residual).future
 
     def barrier(self, timeout: float | None = None) -> None:
         """Wait until every rank has called this.
@@ -222,7 +249,7 @@ class Communicator:
 
         `seconds`: what the I/O thread did, see `p4reduce.driver.Timings`. `core`: see
         `p4reduce.core.counters.CoreCounters`. `transport`: see `p4reduce.transport.base.TransportCounters`. `bytes`:
-        float32 data handed in, four bytes an element. `path`: what new buckets take. `present`: the present epoch,
+        data handed in, four bytes an element. `path`: what new buckets take. `present`: the present epoch,
         while `epoch` names the membership. `fallbacks`: how often the job went to the ring path, by reason;
         `promotions`: back to the switch path. `ring`: see `p4reduce.ring.RingCounters`; None without a ring path.
         """
@@ -256,15 +283,25 @@ class Communicator:
             f"epoch={self.epoch} profile={self.profile} {state}>"
         )
 
-    def _submit_reduction(self, array: FloatInput, op: ReduceOp, out: FloatArray | None) -> Pending:
-        if op not in _OPS:
-            raise UsageError(f"op {op!r} is not known: use one of {', '.join(_OPS)}")
-        bucket, finish = _reduction(array, op == "mean", out)
-        limit = MAX_BUCKET * self._session.config.profile.lanes(32)
-        if bucket.data.size > limit:
-            raise UsageError(f"one call reduces at most {limit} elements, this has {bucket.data.size}: split it")
+    def _submit_reduction(
+        self,
+        array: object,
+        op: ReduceOp,
+        out: object,
+        lane_bits: int | None,
+        rounding: Rounding | None,
+        seed: int,
+        residual: object,
+    ) -> Pending:
+        bucket, finish = make_bucket(array, op, out, lane_bits, rounding, seed, residual)
+        config = self._session.config
+        fmt = bucket.lane_format(config.lane_format)
+        fmt.require_usable()
+        limit = MAX_BUCKET * config.profile.lanes(fmt.lane_bits)
+        if bucket.size > limit:
+            raise UsageError(f"one call reduces at most {limit} elements, this has {bucket.size}: split it")
         pending = self._submit(bucket, finish)
-        self._session.elements += bucket.data.size
+        self._session.elements += bucket.size
         return pending
 
     def _submit(self, bucket: Bucket, finish: Callable[[], Any]) -> Pending:
@@ -290,44 +327,3 @@ class Communicator:
         except ControllerError as error:
             return f", and who is missing is not known: {error}"
         return f": {ranks_text(missing)} did not reach it" if missing else ", though all ranks have reached it"
-
-
-def _reduction(array: FloatInput, mean: bool, out: FloatArray | None) -> tuple[Reduction, Callable[[], FloatArray]]:
-    """The bucket for a call, and what makes its result. Copies only what is not contiguous or overlaps in part."""
-    if isinstance(array, np.generic):  # what indexing and sum() return instead of an array without dimensions
-        array = np.asarray(array)
-    _check(array, "array")
-    if out is None:
-        out = np.empty(array.shape, dtype=np.float32)
-    else:
-        _check(out, "out")
-        if out.shape != array.shape:
-            raise UsageError(f"out has the shape {out.shape}, array {array.shape}: they must be equal")
-        if not out.flags.writeable:
-            raise UsageError("out is read-only: pass a writeable array, or none")
-    result: FloatArray = out
-    direct = result.flags.c_contiguous and result.flags.aligned
-    target = np.asarray(result).reshape(-1) if direct else np.empty(result.size, dtype=np.float32)
-    data = np.asarray(array)
-    if not (data.flags.c_contiguous and data.flags.aligned):
-        data = data.copy(order="C")
-    data = data.reshape(-1)
-    same = data.__array_interface__["data"][0] == target.__array_interface__["data"][0]
-    if not same and np.may_share_memory(data, target):
-        data = data.copy()
-
-    def finish() -> FloatArray:
-        if not direct:
-            result[...] = target.reshape(result.shape)
-        return result
-
-    return Reduction(data, target, mean), finish
-
-
-def _check(array: object, name: str) -> None:
-    if not isinstance(array, np.ndarray):
-        raise UsageError(
-            f"{name} must be a numpy array, not {type(array).__name__}: np.asarray(..., dtype=np.float32) makes one"
-        )
-    if array.dtype != np.float32:
-        raise UsageError(f"{name} must be float32, not {array.dtype}: {name}.astype(np.float32) makes a copy that is")

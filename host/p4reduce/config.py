@@ -19,7 +19,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from p4reduce import constants
-from p4reduce.errors import ConfigError
+from p4reduce.arrays import LANE_BITS
+from p4reduce.errors import ConfigError, UsageError
+from p4reduce.quantize import LaneFormat
 
 DEFAULT_CONTROLLER: Final = "127.0.0.1:50051"
 CONFIG_VARIABLE: Final = "P4REDUCE_CONFIG"
@@ -111,6 +113,13 @@ def _whole(low: int, high: int) -> Callable[[object], int]:
     return check
 
 
+def _lanes(value: object) -> int:
+    number = _whole(0, max(LANE_BITS))(value)
+    if number not in LANE_BITS:
+        raise ValueError(f"must be one of {', '.join(map(str, LANE_BITS))}")
+    return number
+
+
 def _seconds(value: object) -> float:
     message = f"must be a number of seconds above 0, at most {_LONGEST_SECONDS:.0f}"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
@@ -170,6 +179,8 @@ class Settings:
     """Fewer slots of the switch are not worth it: the ring path then. 0: as few as it takes, two."""
     slots_want: int = _setting(_whole(0, constants.SLOTS), "P4REDUCE_SLOTS_WANT", default=0)
     """More slots are of no use. 0: as many as a fair share gives."""
+    lane_bits: int = _setting(_lanes, "P4REDUCE_LANE_BITS", default=32)
+    """Bits of a lane, 32, 16 or 8, for floats whose call does not say otherwise. The same on all ranks."""
     tls_ca: str | None = _setting(_path, "P4REDUCE_TLS_CA")
     """File with the certificates (PEM) that the controller's is checked against. None: no TLS."""
     tls_cert: str | None = _setting(_path, "P4REDUCE_TLS_CERT")
@@ -206,6 +217,10 @@ class Settings:
                 f"slots_min={self.slots_min} ({self._source('slots_min')}) is more than slots_want={self.slots_want} "
                 f"({self._source('slots_want')})"
             )
+        try:
+            LaneFormat(self.lane_bits, self.world_size).require_usable()
+        except UsageError as error:
+            raise ConfigError(f"lane_bits={self.lane_bits} ({self._source('lane_bits')}): {error}") from None
         if self.rank >= self.world_size:
             raise ConfigError(
                 f"rank {self.rank} ({self._source('rank')}) does not fit world_size {self.world_size} "

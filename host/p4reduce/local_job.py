@@ -79,10 +79,11 @@ class LocalJob:
         lease_seconds: float = 10.0,
         mode: str = "auto",
         ring: bool = True,
+        lane_bits: int = 32,
     ) -> None:
         """`rates`: faults at the workers' sockets. `switch_loss`: probability that the switch itself loses a frame,
-        per port and direction. `policy`, `lease_seconds`: what the controller prescribes. `mode`: as in
-        `p4reduce.config.Settings`. `ring`: whether the members have a ring path.
+        per port and direction. `policy`, `lease_seconds`: what the controller prescribes. `mode`,
+        `lane_bits`: as in `p4reduce.config.Settings`. `ring`: whether the members have a ring path.
         """
         if isinstance(world_size, bool) or not 1 <= world_size <= constants.MAX_WORKERS:
             raise UsageError(f"world_size must be from 1 to {constants.MAX_WORKERS}, not {world_size!r}")
@@ -96,6 +97,7 @@ class LocalJob:
         self._lease_seconds = lease_seconds
         self._mode = mode
         self._ring = ring
+        self._lane_bits = lane_bits
         self._stack = ExitStack()
 
     def __enter__(self) -> LocalJob:
@@ -142,6 +144,7 @@ class LocalJob:
                 rank=rank,
                 world_size=self._world_size,
                 mode=self._mode,
+                lane_bits=self._lane_bits,
             )
             calls.append(partial(join, settings, self._wrap(rank), rings[rank]))
         members = self._in_parallel(calls, on_result=lambda member: stack.callback(member.close, 0.0))

@@ -20,7 +20,10 @@ import numpy.typing as npt
 from p4reduce import constants
 from p4reduce.errors import ConfigError, UsageError
 from p4reduce.quantize import PIECE, Exponents, Float32Array, LaneFormat, Lanes, Quantizer
-from p4reduce.wire import MAX_BUCKET, Profile
+from p4reduce.rounding import Stochastic
+from p4reduce.splitmix import mix as mix
+from p4reduce.splitmix import splitmix64 as splitmix64
+from p4reduce.wire import IP_UDP_BYTES, MAX_BUCKET, Profile
 
 Rows = npt.NDArray[np.uint8]
 """Payloads as they stand on the wire: one row of payload bytes per chunk."""
@@ -33,22 +36,6 @@ GROUPS_PER_WORD = constants.WORD_BYTES // GROUP_BYTES
 FIELD_BYTES = 32
 """A thermometer: 256 bits, of which the lowest v are set."""
 FIELDS_PER_WORD = constants.WORD_BYTES // FIELD_BYTES
-
-
-def splitmix64(seed: int, count: int) -> Groups:
-    """First `count` outputs of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number Generators)."""
-    with np.errstate(over="ignore"):
-        z: Groups = np.uint64(seed) + np.arange(1, count + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    return mix(z)
-
-
-def mix(z: Groups) -> Groups:
-    """SplitMix64's output function: a bijection of 64-bit integers that spreads every bit."""
-    with np.errstate(over="ignore"):
-        z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        z ^= z >> np.uint64(31)
-    return z
 
 
 @functools.cache
@@ -103,16 +90,16 @@ def from_thermometers(fields: Groups) -> tuple[Exponents, npt.NDArray[np.bool_]]
     return levels, (table[levels] == fields).all(axis=1)
 
 
-class BucketCodec:
-    """Turns buckets of `count` elements into payload rows and back.
+class ChunkCodec:
+    """How buckets of `count` elements are cut into chunks, whatever the elements are.
 
     Nothing is kept from call to call but scratch memory: one codec serves every bucket of its size, in any order,
     on one thread. The last chunk of a stream is short, one word, when its content fits; whatever a row holds behind
     its size is neither sent nor read. A bucket without elements has one OR chunk (nothing set) and no ADD chunk.
     """
 
-    def __init__(self, profile: Profile, fmt: LaneFormat, count: int) -> None:
-        """`count`: elements. Raises UsageError when the bucket has more chunks than a tag can number."""
+    def __init__(self, profile: Profile, fmt: LaneFormat, count: int, blocks: int) -> None:
+        """`blocks`: exponents that the OR chunks carry. UsageError for more chunks than a tag can number."""
         if sys.byteorder != "little":
             raise ConfigError("p4reduce needs a little-endian host: lanes are packed by swapping bytes")
         if count < 0:
@@ -120,7 +107,7 @@ class BucketCodec:
         self.profile = profile
         self.fmt = fmt
         self.count = count
-        self.blocks = fmt.blocks(count)
+        self.blocks = blocks
         self.lanes = profile.lanes(fmt.lane_bits)
         """Elements of a full frame."""
         self.payload_bytes = profile.payload_bytes
@@ -131,9 +118,7 @@ class BucketCodec:
         self.add_chunks = len(self._add_sizes)
         self._short = self.add_chunks > 0 and int(self._add_sizes[-1]) < self.payload_bytes
         self._step = max(PIECE // self.lanes, 1)
-        rows = min(self._step, max(self.add_chunks, 1))
-        self._native = np.empty((rows, self.groups), dtype=np.uint64)
-        self._quantizer = Quantizer(fmt, largest=min(count, rows * self.lanes) or 1)
+        self._native = np.empty((min(self._step, max(self.add_chunks, 1)), self.groups), dtype=np.uint64)
 
     def or_sizes(self) -> npt.NDArray[np.int64]:
         """Payload bytes of every OR chunk, int64 of shape (or_chunks,); read-only."""
@@ -142,54 +127,6 @@ class BucketCodec:
     def add_sizes(self) -> npt.NDArray[np.int64]:
         """Payload bytes of every ADD chunk, int64 of shape (add_chunks,); read-only."""
         return self._add_sizes
-
-    def encode_exponents(self, local: Exponents) -> Rows:
-        """Payloads of all OR chunks for this worker's block exponents: uint8 of shape (or_chunks, payload_bytes)."""
-        self._require_exponents(local)
-        rows = np.zeros((self.or_chunks, self.payload_bytes), dtype=np.uint8)
-        fields = rows.reshape(-1)[: self.blocks * FIELD_BYTES].reshape(self.blocks, FIELD_BYTES)
-        to_wire(thermometers(local), fields)
-        return rows
-
-    def decode_exponents(self, rows: Rows, local: Exponents | None = None) -> Exponents:
-        """Agreed block exponents from the results of all OR chunks, uint8 of shape (blocks,).
-
-        Raises ValueError when a field is no thermometer, when one beyond the last block is not empty, or when an
-        exponent is below this worker's own (`local`, if given): OR frames carry no check, so their form is all that
-        shows damage.
-        """
-        used = (self.or_chunks - 1) * self.payload_bytes + int(self._or_sizes[-1])
-        fields = from_wire(np.ascontiguousarray(rows).reshape(-1)[:used].reshape(-1, FIELD_BYTES))
-        levels, valid = from_thermometers(fields)
-        if not valid.all():
-            raise ValueError(f"exponent of block {int(np.argmin(valid))} is damaged: not a thermometer")
-        levels, rest = levels[: self.blocks], levels[self.blocks :]
-        if rest.any():
-            raise ValueError("exponents are damaged: one is set for a block that does not exist")
-        if local is not None and (levels < local).any():
-            block = int(np.argmax(levels < local))
-            raise ValueError(f"exponent of block {block} is damaged: {levels[block]}, this worker's is {local[block]}")
-        return levels
-
-    def encode(self, x: Float32Array, exponents: Exponents, first: int, last: int, rows: Rows, checks: Groups) -> None:
-        """Fill rows[first:last] and checks[first:last] with this worker's contribution, chunks `first` .. `last` - 1.
-
-        `x`: the whole bucket, float32 of shape (count,); `exponents`: the agreed ones of all its blocks;
-        `rows`: uint8 of shape (add_chunks, payload_bytes); `checks`: uint64 of shape (add_chunks,), native.
-        """
-        self._require_exponents(exponents)
-        self._require_rows(rows, self.add_chunks)
-        if len(x) != self.count:
-            raise UsageError(f"this codec is for {self.count} elements, not {len(x)}")
-        for start, stop in self._pieces(first, last):
-            native = self._native[: stop - start]
-            begin = start * self.lanes
-            part = x[begin : stop * self.lanes]
-            self._quantizer.quantize(part, exponents, native.reshape(-1).view(self.fmt.lane_type), begin)
-            to_wire(native, rows[start:stop])
-            check(native, out=checks[start:stop])
-            if self._short and stop == self.add_chunks:
-                checks[stop - 1] = check(native[-1:, :GROUPS_PER_WORD])[0]
 
     def native_lanes(self, rows: Rows, chunks: int, lanes: Lanes) -> int:
         """Undo the packing of the first `chunks` rows that encode() has filled; returns how many elements these are.
@@ -246,6 +183,91 @@ class BucketCodec:
         else:
             sums[chunk[sound]] = native[sound]
 
+    def _pack(self, native: Groups, start: int, stop: int, rows: Rows, checks: Groups) -> None:
+        """Rows and checks of chunks `start` .. `stop` - 1 from their groups."""
+        to_wire(native, rows[start:stop])
+        check(native, out=checks[start:stop])
+        if self._short and stop == self.add_chunks:
+            checks[stop - 1] = check(native[-1:, :GROUPS_PER_WORD])[0]
+
+    def _pieces(self, first: int, last: int) -> list[tuple[int, int]]:
+        if not 0 <= first <= last <= self.add_chunks:
+            raise UsageError(f"chunks {first} to {last} asked for, the bucket has {self.add_chunks}")
+        return [(start, min(start + self._step, last)) for start in range(first, last, self._step)]
+
+    def _require_rows(self, rows: Rows, count: int) -> None:
+        if rows.dtype != np.uint8 or rows.shape != (count, self.payload_bytes):
+            raise UsageError(
+                f"uint8 rows of shape {(count, self.payload_bytes)} needed, not {rows.dtype} of shape {rows.shape}"
+            )
+
+
+class BucketCodec(ChunkCodec):
+    """Turns buckets of `count` float32 into payload rows and back."""
+
+    def __init__(self, profile: Profile, fmt: LaneFormat, count: int) -> None:
+        """`count`: elements. Raises UsageError when the bucket has more chunks than a tag can number."""
+        super().__init__(profile, fmt, count, fmt.blocks(max(count, 0)))
+        self._quantizer = Quantizer(fmt, largest=min(count, len(self._native) * self.lanes) or 1)
+
+    def encode_exponents(self, local: Exponents) -> Rows:
+        """Payloads of all OR chunks for this worker's block exponents: uint8 of shape (or_chunks, payload_bytes)."""
+        self._require_exponents(local)
+        rows = np.zeros((self.or_chunks, self.payload_bytes), dtype=np.uint8)
+        fields = rows.reshape(-1)[: self.blocks * FIELD_BYTES].reshape(self.blocks, FIELD_BYTES)
+        to_wire(thermometers(local), fields)
+        return rows
+
+    def decode_exponents(self, rows: Rows, local: Exponents | None = None) -> Exponents:
+        """Agreed block exponents from the results of all OR chunks, uint8 of shape (blocks,).
+
+        Raises ValueError when a field is no thermometer, when one beyond the last block is not empty, or when an
+        exponent is below this worker's own (`local`, if given): OR frames carry no check, so their form is all that
+        shows damage.
+        """
+        used = (self.or_chunks - 1) * self.payload_bytes + int(self._or_sizes[-1])
+        fields = from_wire(np.ascontiguousarray(rows).reshape(-1)[:used].reshape(-1, FIELD_BYTES))
+        levels, valid = from_thermometers(fields)
+        if not valid.all():
+            raise ValueError(f"exponent of block {int(np.argmin(valid))} is damaged: not a thermometer")
+        levels, rest = levels[: self.blocks], levels[self.blocks :]
+        if rest.any():
+            raise ValueError("exponents are damaged: one is set for a block that does not exist")
+        if local is not None and (levels < local).any():
+            block = int(np.argmax(levels < local))
+            raise ValueError(f"exponent of block {block} is damaged: {levels[block]}, this worker's is {local[block]}")
+        return levels
+
+    def encode(
+        self,
+        x: Float32Array,
+        exponents: Exponents,
+        first: int,
+        last: int,
+        rows: Rows,
+        checks: Groups,
+        *,
+        stream: Stochastic | None = None,
+        residual: Float32Array | None = None,
+    ) -> None:
+        """Fill rows[first:last] and checks[first:last] with this worker's contribution, chunks `first` .. `last` - 1.
+
+        `x`: the whole bucket, float32 of shape (count,); `exponents`: the agreed ones of all its blocks;
+        `rows`: uint8 of shape (add_chunks, payload_bytes); `checks`: uint64 of shape (add_chunks,), native;
+        `stream`, `residual` (the whole bucket's, too): see quantize().
+        """
+        self._require_exponents(exponents)
+        self._require_rows(rows, self.add_chunks)
+        if len(x) != self.count or (residual is not None and len(residual) != self.count):
+            raise UsageError(f"this codec is for {self.count} elements, not {len(x)}")
+        for start, stop in self._pieces(first, last):
+            native = self._native[: stop - start]
+            begin, end = start * self.lanes, stop * self.lanes
+            left = residual[begin:end] if residual is not None else None
+            lanes = native.reshape(-1).view(self.fmt.lane_type)
+            self._quantizer.quantize(x[begin:end], exponents, lanes, begin, stream=stream, residual=left)
+            self._pack(native, start, stop, rows, checks)
+
     def decode(
         self,
         sums: Groups,
@@ -268,20 +290,16 @@ class BucketCodec:
             lanes = sums.reshape(-1).view(self.fmt.lane_type)[begin:end]
             self._quantizer.dequantize(lanes, exponents, out[begin:end], mean, begin)
 
-    def _pieces(self, first: int, last: int) -> list[tuple[int, int]]:
-        if not 0 <= first <= last <= self.add_chunks:
-            raise UsageError(f"chunks {first} to {last} asked for, the bucket has {self.add_chunks}")
-        return [(start, min(start + self._step, last)) for start in range(first, last, self._step)]
-
     def _require_exponents(self, exponents: Exponents) -> None:
         if exponents.dtype != np.uint8 or exponents.shape != (self.blocks,):
             raise UsageError(f"{self.blocks} uint8 block exponents needed, not {exponents.dtype} of {exponents.shape}")
 
-    def _require_rows(self, rows: Rows, count: int) -> None:
-        if rows.dtype != np.uint8 or rows.shape != (count, self.payload_bytes):
-            raise UsageError(
-                f"uint8 rows of shape {(count, self.payload_bytes)} needed, not {rows.dtype} of shape {rows.shape}"
-            )
+
+def wire_bytes(codec: ChunkCodec) -> int:
+    """Bytes that a worker sends for a bucket, and gets, when nothing is lost: IPv4, UDP and frame headers included."""
+    frames = codec.or_chunks + codec.add_chunks
+    payload = int(codec.or_sizes().sum()) + int(codec.add_sizes().sum())
+    return payload + frames * (constants.HEADER_BYTES + IP_UDP_BYTES)
 
 
 def _chunk_sizes(profile: Profile, content: int, least: int) -> npt.NDArray[np.int64]:

@@ -54,7 +54,6 @@ from p4reduce.core.events import Completed, Event, Failed
 from p4reduce.core.worker import WorkerCore
 from p4reduce.errors import JobError, P4ReduceError
 from p4reduce.orders import Answer, Hold, Order, RunRing, RunSwitch, Stop, Trial, reason
-from p4reduce.quantize import LaneFormat
 
 if TYPE_CHECKING:
     from p4reduce.core.kept import Kept
@@ -94,7 +93,7 @@ class Path:
         self.fallbacks: Counter[str] = Counter()
         """How often this rank went from the switch to the ring, by reason."""
         self.promotions = 0
-        self.format = LaneFormat(config.lane_bits, config.world_size, config.block)
+        self.format = config.lane_format
         self.runner: RingRunner | None = None
         """The ring path; set before the first bucket of a job that has one."""
         self.muted = False
@@ -195,7 +194,7 @@ class Path:
     def _to_ring(self, number: int, bucket: Bucket) -> None:
         from p4reduce.core.kept import Kept
 
-        self._put(Kept.fresh(bucket, number, self.format))
+        self._put(Kept.fresh(bucket, number, self.format, self.config.rank))
 
     def _put(self, kept: Kept) -> None:
         if self.runner is None:

@@ -3,7 +3,8 @@
 
 A block's exponent is the largest over all workers, so every worker scales by the same power of two and the sum of
 the integers is the sum of the numbers. Scaling by a power of two is exact, wherever the exponents lie; the only
-losses are one rounding to an integer per worker and one rounding of the sum to float32.
+losses are one rounding to an integer per worker and one rounding of the sum to float32. A worker rounds to nearest,
+or at random so that the expected value is exact (rounding.py), and may keep what it did not send (error feedback).
 
 The integers travel in offset-binary form, u = q + bias with 0 <= u <= limit, where limit is the largest number of
 which `workers` still fit a lane. Whatever the input holds, u keeps to these bounds: a lane never carries into its
@@ -22,6 +23,7 @@ import numpy.typing as npt
 
 from p4reduce import constants
 from p4reduce.errors import ConfigError, UsageError
+from p4reduce.rounding import Dice, Stochastic
 
 Float32Array = npt.NDArray[np.float32]
 Exponents = npt.NDArray[np.uint8]
@@ -31,6 +33,8 @@ Lanes = npt.NDArray[np.unsignedinteger[Any]]
 PIECE = 1 << 16
 """Elements handled at a time: large enough to hide numpy's cost per call, small enough for a core's own cache."""
 NOT_FINITE = 255
+BLOCKS = {8: 1024, 16: 512, 32: 256, 64: 256}
+"""Elements of a block by lane width, unless a bucket says otherwise: exponents cost 1/32 of the data, or less."""
 _LANE_TYPES: dict[int, type[np.unsignedinteger[Any]]] = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 _MAGNITUDE = np.uint32(0x7FFFFFFF)
 _MANTISSA_BITS = 24
@@ -84,6 +88,14 @@ class LaneFormat:
         """Blocks of a bucket of `count` elements."""
         return -(-count // self.block)
 
+    def require_usable(self) -> None:
+        """Raise UsageError when so many workers leave an integer no bit besides its sign."""
+        if self.precision < 1:
+            raise UsageError(
+                f"{self.lane_bits}-bit lanes are too narrow for {self.workers} workers: each could send "
+                f"{-self.bias}..{self.bias} and nothing between; use lanes of {2 * self.lane_bits} bits or more"
+            )
+
 
 def block_exponents(x: Float32Array, block: int = 256) -> Exponents:
     """Exponent of every block of `x` (1-D, C-contiguous): the exponent field of its largest magnitude.
@@ -106,13 +118,26 @@ def block_exponents(x: Float32Array, block: int = 256) -> Exponents:
     return exponents
 
 
-def quantize(x: Float32Array, exponents: Exponents, fmt: LaneFormat, out: Lanes) -> None:
+def quantize(
+    x: Float32Array,
+    exponents: Exponents,
+    fmt: LaneFormat,
+    out: Lanes,
+    *,
+    stream: Stochastic | None = None,
+    residual: Float32Array | None = None,
+) -> None:
     """Write u = q + bias for every element of `x` into `out`, native byte order; the rest of `out` becomes zero (bias).
 
     `exponents` are the agreed ones, uint8 of shape (fmt.blocks(len(x)),). A block that is not finite contributes
-    zeros. Raises UsageError when dtypes or lengths do not fit.
+    zeros. Rounds to nearest, ties to even; with a `stream` at random (rounding.py). `residual`, float32 of the length
+    of `x`, gets x less what u stands for, and 0 wherever that is not a finite number. Raises UsageError when dtypes or
+    lengths do not fit.
+
+    x == sent + residual exactly, but for one case: where a stochastic rounding has gone away from zero, to one
+    quantum, from less than half of it, the residual is rounded to float32, so off by at most 2^-25 quanta.
     """
-    Quantizer(fmt).quantize(x, exponents, out)
+    Quantizer(fmt, max(min(len(x), PIECE), 1)).quantize(x, exponents, out, stream=stream, residual=residual)
 
 
 def dequantize(sums: Lanes, exponents: Exponents, fmt: LaneFormat, out: Float32Array, mean: bool) -> None:
@@ -140,15 +165,36 @@ class Quantizer:
         self._zero = self._unsigned(fmt.workers * fmt.bias)
         self._scaled = np.empty(min(largest, PIECE), dtype=np.float32)
         self._wide = np.empty(min(largest, PIECE), dtype=self._unsigned)
+        # For stochastic rounding and residuals, when they are wanted for the first time.
+        self._dice: Dice | None = None
+        self._whole = self._random = np.empty(0, dtype=np.float32)
+        self._sent = np.empty(0, dtype=self._unsigned)
 
-    def quantize(self, x: Float32Array, exponents: Exponents, out: Lanes, offset: int = 0) -> None:
-        """As quantize(), for the elements `offset` .. offset + len(x) - 1 of the bucket that `exponents` describe."""
+    def quantize(
+        self,
+        x: Float32Array,
+        exponents: Exponents,
+        out: Lanes,
+        offset: int = 0,
+        *,
+        stream: Stochastic | None = None,
+        residual: Float32Array | None = None,
+    ) -> None:
+        """As quantize(), for the elements `offset` .. offset + len(x) - 1 of the bucket that `exponents` describe.
+
+        `residual` is as long as `x`.
+        """
         _vector(x, "x")
         self._require(exponents, out, len(x), offset)
+        if residual is not None and len(_vector(residual, "residual")) != len(x):
+            raise UsageError(f"the residual of {len(x)} elements has as many, not {len(residual)}")
         with np.errstate(all="ignore"):
             for start in range(0, len(x), len(self._scaled)):
                 piece = x[start : start + len(self._scaled)]
-                self._quantize_piece(piece, exponents, out[start : start + len(piece)], offset + start)
+                stop = start + len(piece)
+                wide = self._quantize_piece(piece, exponents, out[start:stop], offset + start, stream)
+                if residual is not None:
+                    self._leave(piece, wide, exponents, offset + start, residual[start:stop])
         out[len(x) :] = self.fmt.bias
 
     def dequantize(self, sums: Lanes, exponents: Exponents, out: Float32Array, mean: bool, offset: int = 0) -> None:
@@ -166,11 +212,17 @@ class Quantizer:
                 if mean:
                     np.divide(piece, np.float32(self.fmt.workers), out=piece)
 
-    def _quantize_piece(self, x: Float32Array, exponents: Exponents, out: Lanes, offset: int) -> None:
+    def _quantize_piece(
+        self, x: Float32Array, exponents: Exponents, out: Lanes, offset: int, stream: Stochastic | None
+    ) -> Lanes:
+        """Returns u in a type that is wide enough to compute with."""
         scaled = self._scaled[: len(x)]
         self._scale(x, self._up, exponents, offset, scaled)
         self._clear_not_finite(scaled, exponents, offset)
-        np.rint(scaled, out=scaled)
+        if stream is None:
+            np.rint(scaled, out=scaled)
+        else:
+            self._round_at_random(scaled, stream, offset)
         narrow = out.dtype != self._unsigned
         wide = self._wide[: len(x)] if narrow else out
         np.copyto(wide.view(self._integer), scaled, casting="unsafe")
@@ -179,6 +231,50 @@ class Quantizer:
         np.clip(wide, self._unsigned(0), self._largest, out=wide)
         if narrow:
             np.copyto(out, wide, casting="unsafe")
+        return wide
+
+    def _round_at_random(self, scaled: Float32Array, stream: Stochastic, offset: int) -> None:
+        if self._dice is None:
+            size = len(self._scaled)
+            self._dice = Dice(size)
+            self._whole, self._random = np.empty(size, dtype=np.float32), np.empty(size, dtype=np.float32)
+        whole, random = self._whole[: len(scaled)], self._random[: len(scaled)]
+        self._dice.draw(stream, offset, random)
+        np.floor(scaled, out=whole)
+        np.subtract(scaled, whole, out=scaled)
+        # 1 where random < distance, else 0: a difference of floats has the right sign, however it is rounded.
+        np.subtract(scaled, random, out=scaled)
+        np.ceil(scaled, out=scaled)
+        np.add(whole, scaled, out=scaled)
+
+    def _leave(self, x: Float32Array, wide: Lanes, exponents: Exponents, offset: int, residual: Float32Array) -> None:
+        """residual = x - (what the integers `wide` stand for)."""
+        if not len(self._sent):
+            self._sent = np.empty(len(self._scaled), dtype=self._unsigned)
+        sent = self._sent[: len(x)]
+        np.subtract(wide, self._bias, out=sent)
+        np.copyto(residual, sent.view(self._integer), casting="unsafe")
+        self._scale(residual, self._down, exponents, offset, residual)
+        np.subtract(x, residual, out=residual)
+        finite = np.isfinite(residual)
+        if not finite.all():
+            self._leave_odd(x, sent.view(self._integer), exponents, offset, residual, np.flatnonzero(~finite))
+
+    def _leave_odd(
+        self,
+        x: Float32Array,
+        sent: npt.NDArray[np.signedinteger[Any]],
+        exponents: Exponents,
+        offset: int,
+        residual: Float32Array,
+        where: npt.NDArray[np.int64],
+    ) -> None:
+        """Residuals of what is not finite, and of what was rounded to 2^128, which only float64 holds."""
+        levels = exponents[(offset + where) // self.fmt.block].astype(np.int32)
+        scale = np.ldexp(1.0, np.maximum(levels, 1) - 126 - self.fmt.precision)
+        left = x[where].astype(np.float64) - sent[where] * scale
+        left[(levels == NOT_FINITE) | ~np.isfinite(left)] = 0.0
+        residual[where] = left
 
     def _scale(
         self, source: Float32Array, table: _ScaleTable, exponents: Exponents, offset: int, out: Float32Array

@@ -147,6 +147,7 @@ def _seat(settings: Settings, profile: wire.Profile, reply: pb.JoinReply, ring: 
             or_slots=order.or_slots or 1,
             add_slots=order.add_slots or 1,
             policy=policy_of(reply.policy),
+            lane_bits=settings.lane_bits,
         )
     except ConfigError as error:
         raise ControllerError(

@@ -513,7 +513,7 @@ def test_a_process_that_dies_is_named_and_the_next_incarnation_works() -> None:
 
 def test_wrong_arguments_send_nothing() -> None:
     with p4reduce.local(world_size=2) as members:
-        for dtype in (np.float64, np.float16, np.int32, np.bool_):
+        for dtype in (np.float64, np.int64, np.uint32, np.bool_):
             with pytest.raises(UsageError, match="must be float32"):
                 members[0].allreduce(np.zeros(3, dtype))
         with pytest.raises(UsageError, match="out has the shape"):

@@ -191,12 +191,15 @@ def program(profile: str) -> Any:
 class EngineTarget:
     """Frames into the engine that runs the compiled program, two jobs beside each other."""
 
-    def __init__(self) -> None:
-        from p4reduce_bmv2.embedded.engine import Engine
+    def __init__(self, engine: Any = None) -> None:
+        """`engine`: another one of this kind."""
+        if engine is None:
+            from p4reduce_bmv2.embedded.engine import Engine
 
+            engine = Engine(program("w5"))
         self.found: Counter[str] = Counter()
-        self._engine = Engine(program("w5"))
-        self._switch = EngineSwitch(self._engine)
+        self._engine = engine
+        self._switch = EngineSwitch(engine)
         self._epoch = 1
 
     def close(self) -> None:
@@ -223,9 +226,12 @@ class EngineTarget:
         for job in jobs:
             job.judge(self.found, must=not inside)
             self._switch.revoke(job.hand.scenario.epoch)
-        demand(self._engine.stats.failed_assertions == 0, "an assertion of the program failed")
+        self._look_after()
         for name in ("ReduceIngress.admit.admit", "ReduceIngress.admit.epochs", "ReduceEgress.replicate.replica"):
             demand(not list(self._engine.tables[name].entries()), f"entries are left in {name}")
+
+    def _look_after(self) -> None:
+        demand(self._engine.stats.failed_assertions == 0, "an assertion of the program failed")
 
     def _job(self, draw: random.Random, group: int, base: int) -> Reducing:
         scenario = Scenario(

@@ -7,6 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from helpers import engine_bmv2
+
+from fuzz.bmv2 import Bmv2Target
 from fuzz.controller import ControllerTarget
 from fuzz.files import HostsTarget, ProgramTarget, SettingsTarget, StateTarget
 from fuzz.frames import CoreTarget, EngineTarget
@@ -35,3 +38,5 @@ TARGETS: dict[str, Callable[[], Target]] = {
     "state": StateTarget,
     "program": ProgramTarget,
 }
+if engine_bmv2.available():
+    TARGETS["bmv2"] = Bmv2Target

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The campaign of random jobs: a short one on both switches, and what it says when a switch goes wrong."""
+"""The campaign of random jobs: a short one on all switches, and what it says when a switch goes wrong."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers import engine_bmv2
+from helpers.bmv2_engine import Bmv2Engine
 
 from p4reduce import constants, pipeline
 from p4reduce.decode import decode_pcap
@@ -116,6 +118,25 @@ def test_both_switches_give_the_same_run() -> None:
     campaign = Campaign(rounds=100)
     reference, compiled = run_seed(11, campaign), run_seed(11, campaign, engine)
     assert reference.as_dict() == compiled.as_dict()
+
+
+@pytest.mark.bmv2
+def test_bmv2_gives_the_same_run() -> None:
+    """The real switch behind the virtual network, every frame waited for (helpers/bmv2_engine.py)."""
+    if not engine_bmv2.available():
+        pytest.skip("simple_switch_grpc is not installed")
+    campaign = Campaign(rounds=100)
+    switch = Bmv2Engine()
+    try:
+        for seed in (2, 11):
+            switch.restart()
+            found = run_seed(seed, campaign, lambda _: EngineSwitch(switch))
+            assert found.failure is None
+            assert found.as_dict() == run_seed(seed, campaign).as_dict()
+            assert found.stale
+            assert found.repeats
+    finally:
+        switch.close()
 
 
 def test_links_that_go_down_and_damage_change_no_bit() -> None:

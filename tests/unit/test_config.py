@@ -71,6 +71,7 @@ def test_every_variable_is_read() -> None:
         P4REDUCE_MODE="Require",
         P4REDUCE_SLOTS_MIN="4",
         P4REDUCE_SLOTS_WANT="64",
+        P4REDUCE_LANE_BITS="16",
         P4REDUCE_TLS_CA="ca.pem",
         P4REDUCE_TLS_CERT="cert.pem",
         P4REDUCE_TLS_KEY="key.pem",
@@ -93,6 +94,7 @@ def test_every_variable_is_read() -> None:
         mode="require",
         slots_min=4,
         slots_want=64,
+        lane_bits=16,
         tls_ca="ca.pem",
         tls_cert="cert.pem",
         tls_key="key.pem",
@@ -110,6 +112,14 @@ def test_every_variable_is_read() -> None:
     [
         ({}, r"rank is not set: run under torchrun, or pass rank=.* or set P4REDUCE_RANK or RANK"),
         ({"RANK": "0"}, r"world_size is not set.*WORLD_SIZE"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "P4REDUCE_LANE_BITS": "12"},
+            r"lane_bits='12' \(environment P4REDUCE_LANE_BITS\) must be one of 32, 16, 8",
+        ),
+        (
+            {"RANK": "0", "WORLD_SIZE": "64", "P4REDUCE_LANE_BITS": "8"},
+            r"lane_bits=8 \(environment P4REDUCE_LANE_BITS\): 8-bit lanes are too narrow for 64 workers",
+        ),
         (
             {"RANK": "4", "WORLD_SIZE": "4"},
             r"rank 4 \(environment RANK\) does not fit world_size 4 \(environment",

@@ -25,8 +25,9 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 import p4reduce
-from p4reduce.ddp import P4ReduceState, allreduce_hook, noop_hook
+from p4reduce.ddp import DeferredState, P4ReduceState, allreduce_hook, launch, noop_hook
 from p4reduce.ddp import state as state_module
+from p4reduce.ddp.staging import HostDevice, Scratch, arrived
 from p4reduce.errors import ConfigError, JobError, MismatchError, StalledError, UsageError
 
 
@@ -44,6 +45,7 @@ class FakeCommunicator:
         self.world_size = world_size
         self.failures = failures or {}
         self.calls: list[tuple[int, str]] = []
+        self.memory: list[tuple[int, int]] = []
         self.fired = 0
         self.closed = 0
 
@@ -52,6 +54,7 @@ class FakeCommunicator:
         assert array.ctypes.data == out.ctypes.data, "the hook must reduce in place"
         number = len(self.calls)
         self.calls.append((array.size, op))
+        self.memory.append((array.ctypes.data, array.nbytes))
         future: Future[Any] = Future()
         if number in self.failures:
             self.fired += 1
@@ -76,6 +79,9 @@ class FakeBucket:
 
     def is_last(self) -> bool:
         return self._last
+
+    def index(self) -> int:
+        return 0
 
 
 def model(hidden: int = 16) -> torch.nn.Module:
@@ -104,7 +110,7 @@ def test_float32_goes_to_the_communicator_and_is_counted() -> None:
         stats = state.stats()
     assert stats["steps"] == 3
     assert stats["buckets_switch"] == len(comm.calls) == 1 + 2 + 2
-    assert stats["buckets_ring"] == 0
+    assert stats["buckets_ring"] == stats["buckets_plain"] == stats["buckets_failed"] == 0
     assert stats["bytes_switch"] == 3 * 4 * parameters == 4 * sum(size for size, _ in comm.calls)
     assert {op for _, op in comm.calls} == {"mean"}
     assert stats["comm"] == {"frames_sent": 5}
@@ -113,31 +119,89 @@ def test_float32_goes_to_the_communicator_and_is_counted() -> None:
     assert stats["submit_seconds"] > 0
 
 
+def test_float32_is_reduced_in_the_buckets_own_memory() -> None:
+    comm = FakeCommunicator()
+    with P4ReduceState(comm) as state:
+        buffer = torch.ones(1000)
+        assert allreduce_hook(state, FakeBucket(buffer)).wait() is buffer  # type: ignore[arg-type]
+    assert comm.memory == [(buffer.data_ptr(), 4000)]
+
+
 def test_mode_off_needs_no_communicator() -> None:
     with P4ReduceState(None, mode="off") as state:
         backward(wrapped(state))
-        assert state.stats()["buckets_ring"] == 1
+        assert state.stats()["buckets_plain"] == 1
         assert state.stats()["comm"] == {}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])
-def test_other_dtypes_go_to_the_ring(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
+def test_what_no_lane_holds_is_summed_as_it_is(dtype: torch.dtype) -> None:
     comm = FakeCommunicator()
     with P4ReduceState(comm) as state:
         buffer = torch.arange(5).to(dtype)
         result = allreduce_hook(state, FakeBucket(buffer)).wait()  # type: ignore[arg-type]
         assert result is buffer
         assert torch.equal(buffer, torch.arange(5).to(dtype))
-        assert state.stats()["buckets_ring"] == 1
-        assert state.stats()["bytes_ring"] == 5 * buffer.element_size()
+        assert state.stats()["buckets_plain"] == 1
+        assert state.stats()["bytes_plain"] == 5 * buffer.element_size()
     assert comm.calls == []
 
 
-def test_a_job_of_another_size_sends_everything_to_the_ring(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_goes_to_the_communicator_as_float32(dtype: torch.dtype) -> None:
+    comm = FakeCommunicator()
+    with P4ReduceState(comm) as state:
+        buffer = torch.randn(5000, generator=torch.Generator().manual_seed(0)).to(dtype)
+        before = buffer.clone()
+        for _ in range(3):
+            assert allreduce_hook(state, FakeBucket(buffer)).wait() is buffer  # type: ignore[arg-type]
+        assert torch.equal(buffer, before)
+        stats = state.stats()
+    assert (stats["buckets_switch"], stats["bytes_switch"]) == (3, 3 * 2 * 5000)
+    assert len({address for address, _ in comm.memory}) == 1, "one vector, used again"
+
+
+def test_a_mean_beyond_float16_becomes_infinite_and_is_counted() -> None:
+    class Doubles(FakeCommunicator):
+        def allreduce_async(self, array: Any, op: str = "sum", out: Any = None) -> Future[Any]:
+            out *= 2
+            return super().allreduce_async(array, op, out)
+
+    with P4ReduceState(Doubles()) as state:
+        buffer = torch.tensor([1.0, 40000.0, -60000.0], dtype=torch.float16)
+        reduced = allreduce_hook(state, FakeBucket(buffer)).wait()  # type: ignore[arg-type]
+        assert reduced.tolist() == [2.0, float("inf"), float("-inf")]
+        assert state.stats()["overflows"] == 2
+
+
+def test_vectors_of_old_buckets_are_forgotten() -> None:
+    """DDP builds its buckets anew: what fitted the old ones is freed a step later."""
+    scratch = Scratch(HostDevice())
+    held = []
+    for sizes in ((10,), (4, 6), (4, 6), (4, 6)):
+        scratch.next_step()
+        taken = [scratch.take(size) for size in sizes]
+        for memory in taken:
+            scratch.give(memory, arrived)
+        held.append(scratch.held)
+    assert held == [10, 20, 10, 10]
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.bool, torch.uint8])
+def test_what_has_no_mean_is_refused_at_the_optimizer(dtype: torch.dtype) -> None:
+    with P4ReduceState(FakeCommunicator()) as state:
+        buffer = torch.ones(4).to(dtype)
+        assert not allreduce_hook(state, FakeBucket(buffer)).wait().any()  # type: ignore[arg-type]
+        with pytest.raises(UsageError, match=f"a bucket of {dtype} on cpu"):
+            torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()
+        assert state.stats()["buckets_failed"] == 1
+
+
+def test_without_a_job_of_the_same_size_everything_is_plain(caplog: pytest.LogCaptureFixture) -> None:
     comm = FakeCommunicator(world_size=2)
     with caplog.at_level(logging.WARNING, "p4reduce.ddp"), P4ReduceState(comm) as state:
         backward(wrapped(state))
-        assert state.stats()["buckets_ring"] == 1
+        assert state.stats()["buckets_plain"] == 1
     assert comm.calls == []
     assert "the job has 2 ranks but the process group 1" in caplog.text
 
@@ -204,6 +268,38 @@ def test_an_error_of_the_call_itself_is_treated_alike() -> None:
         assert comm.fired == 1
         with pytest.raises(UsageError, match="closed"):
             state.check()
+
+
+class FailedWork:
+    """A collective that has failed."""
+
+    def get_future(self) -> torch.futures.Future[Any]:
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        future.set_exception(RuntimeError("Connection closed by peer"))
+        return future
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+def test_an_error_of_torch_distributed_is_treated_alike(at_once: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def all_reduce(*arguments: Any, **options: Any) -> FailedWork:
+        if at_once:
+            raise RuntimeError("Connection closed by peer")
+        return FailedWork()
+
+    with P4ReduceState(None, mode="off") as state:
+        ddp = wrapped(state)
+        optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+        with monkeypatch.context() as patch:
+            patch.setattr(dist, "all_reduce", all_reduce)
+            backward(ddp)
+        assert all(p.grad is not None and p.grad.isnan().all() for p in ddp.parameters())
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            optimizer.step()
+        assert state.stats()["buckets_failed"] == 1
+    with ddp.no_sync():
+        ddp.zero_grad()
+        backward(ddp)
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in ddp.parameters())
 
 
 def test_the_first_error_wins() -> None:
@@ -286,10 +382,9 @@ def test_the_callers_communicator_stays_open() -> None:
     assert comm.closed == 0
 
 
-@pytest.mark.parametrize("clone", [copy.deepcopy, lambda state: pickle.loads(pickle.dumps(state))])
-def test_copies_leave_the_communicator_behind(clone: Any, caplog: pytest.LogCaptureFixture) -> None:
+def test_pickling_leaves_the_communicator_behind_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
     with P4ReduceState(FakeCommunicator(), timeout=7.0) as state, caplog.at_level(logging.WARNING, "p4reduce.ddp"):
-        other = clone(state)
+        other = pickle.loads(pickle.dumps(state))
     assert other.timeout == 7.0
     assert other.stats()["comm"] == {}
     assert "left out of a saved or copied" in caplog.text
@@ -297,6 +392,18 @@ def test_copies_leave_the_communicator_behind(clone: Any, caplog: pytest.LogCapt
     with pytest.raises(UsageError, match="copy"):
         allreduce_hook(other, FakeBucket(torch.ones(1)))  # type: ignore[arg-type]
     other.close()
+
+
+def test_deepcopy_says_that_the_copy_has_no_hook() -> None:
+    with P4ReduceState(FakeCommunicator(), timeout=7.0) as state:
+        with pytest.warns(RuntimeWarning, match="has no communication hook"):
+            other, again = copy.deepcopy([state, state])
+        assert other is again
+        assert other.timeout == 7.0
+        with pytest.raises(UsageError, match="copy"):
+            allreduce_hook(other, FakeBucket(torch.ones(1)))  # type: ignore[arg-type]
+        other.close()
+        assert allreduce_hook(state, FakeBucket(torch.ones(1))).wait().isfinite()  # type: ignore[arg-type]
 
 
 def test_single_gradients_of_torch_compile_are_refused() -> None:
@@ -371,7 +478,7 @@ class TestFromEnv:
         monkeypatch.setenv("TORCHELASTIC_RUN_ID", "nightly")
         for _ in range(2):
             # A restarted worker is a new process: it counts its states from the start again.
-            monkeypatch.setattr(state_module, "_names_given", itertools.count())
+            monkeypatch.setattr(launch, "_names_given", itertools.count())
             P4ReduceState.from_env().close()
             P4ReduceState.from_env().close()
         assert [call["job"] for call in calls] == ["nightly", "nightly-1"] * 2
@@ -396,7 +503,7 @@ class TestFromEnv:
         monkeypatch.setenv("P4REDUCE_MODE", "off")
         with P4ReduceState.from_env() as state:
             backward(wrapped(state))
-            assert state.stats()["buckets_ring"] == 1
+            assert state.stats()["buckets_plain"] == 1
         assert calls == []
         with P4ReduceState.from_env(mode="auto") as state:
             assert state.mode == "auto"
@@ -409,7 +516,7 @@ class TestFromEnv:
 
     def test_a_failed_connect_leaves_no_group(self, monkeypatch: pytest.MonkeyPatch) -> None:
         groups: list[Any] = []
-        real = state_module.new_ring_group
+        real = state_module.new_plain_group  # type: ignore[attr-defined]
 
         def remember(*arguments: Any) -> Any:
             groups.append(real(*arguments))
@@ -418,7 +525,7 @@ class TestFromEnv:
         def connect(**arguments: Any) -> FakeCommunicator:
             raise ConfigError("no controller")
 
-        monkeypatch.setattr(state_module, "new_ring_group", remember)
+        monkeypatch.setattr(state_module, "new_plain_group", remember)
         monkeypatch.setattr(p4reduce, "connect", connect, raising=False)
         with pytest.raises(ConfigError, match="no controller"):
             P4ReduceState.from_env()
@@ -432,3 +539,55 @@ def test_without_torch_the_import_names_the_extra() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert "pip install 'p4reduce[torch]'" in done.stderr
+
+
+class TestDeferred:
+    @pytest.fixture
+    def made(self, monkeypatch: pytest.MonkeyPatch) -> list[P4ReduceState]:
+        states: list[P4ReduceState] = []
+
+        def from_env(**arguments: Any) -> P4ReduceState:
+            states.append(P4ReduceState(FakeCommunicator(), **arguments))
+            return states[-1]
+
+        monkeypatch.setattr(P4ReduceState, "from_env", from_env)
+        return states
+
+    def test_it_joins_at_the_first_bucket(self, made: list[P4ReduceState]) -> None:
+        with DeferredState(timeout=9.0) as deferred:
+            ddp = DistributedDataParallel(model())
+            ddp.register_comm_hook(deferred, allreduce_hook)
+            assert (made, deferred.state, deferred.stats(), deferred.error) == ([], None, {}, None)
+            deferred.check()
+            with pytest.raises(UsageError, match="nothing to save"):
+                deferred.state_dict()
+            for _ in range(2):
+                backward(ddp)
+            assert made == [deferred.state]
+            assert made[0].timeout == 9.0
+            assert deferred.stats()["steps"] == deferred.state_dict()["steps"] == 2
+            saved = deferred.state_dict()
+        with pytest.raises(UsageError, match="closed"):
+            backward(ddp)
+        with DeferredState() as deferred:
+            deferred.load_state_dict(saved)
+            assert deferred.state_dict() == saved
+            allreduce_hook(deferred, FakeBucket(torch.ones(1))).wait()  # type: ignore[arg-type]
+            assert deferred.stats()["steps"] == 3
+            deferred.load_state_dict(saved)
+            assert deferred.stats()["steps"] == 2
+
+    def test_closed_before_the_first_bucket_it_joins_nothing(self, made: list[P4ReduceState]) -> None:
+        deferred = DeferredState()
+        deferred.close()
+        with pytest.raises(UsageError, match="closed"):
+            allreduce_hook(deferred, FakeBucket(torch.ones(1)))  # type: ignore[arg-type]
+        assert made == []
+
+    def test_a_copy_joins_a_job_of_its_own(self, made: list[P4ReduceState], caplog: pytest.LogCaptureFixture) -> None:
+        with DeferredState() as deferred:
+            allreduce_hook(deferred, FakeBucket(torch.ones(1))).wait()  # type: ignore[arg-type]
+            with caplog.at_level(logging.WARNING, "p4reduce.ddp"), pickle.loads(pickle.dumps(deferred)) as other:
+                allreduce_hook(other, FakeBucket(torch.ones(1))).wait()  # type: ignore[arg-type]
+        assert len(made) == 2
+        assert "joins a job of its own" in caplog.text

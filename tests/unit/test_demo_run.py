@@ -55,6 +55,7 @@ def hook_result(loss: float, digest: str = "aa") -> dict[str, Any]:
         buckets_ring=1,
         bytes_switch=160,
         bytes_ring=4,
+        bytes_plain=0,
         wait_seconds=0.3,
         comm={"core": {"frames_sent": 100, "retransmissions": 3, **RESENT}},
     )

@@ -11,7 +11,7 @@ import pytest
 
 from p4reduce import wire
 from p4reduce.core import part as part_module
-from p4reduce.core.bucket import Barrier, Bucket, Reduction
+from p4reduce.core.bucket import Barrier, Bucket, IntegerReduction, Reduction
 from p4reduce.core.digest import bucket_digest
 from p4reduce.core.kept import Kept
 from p4reduce.core.states import Phase
@@ -310,18 +310,34 @@ def test_packing_can_be_undone(lane_bits: int) -> None:
 
 
 def test_the_digest_tells_what_is_reduced() -> None:
-    assert bucket_digest(Barrier(), 32, 256) == wire.digest("barrier")
+    assert bucket_digest(Barrier(), FMT) == wire.digest("barrier")
     bucket = reduction(100)
-    assert bucket_digest(bucket, 32, 256) == wire.digest("exponents", 100, "float32", 32, 256, "sum")
-    others: list[tuple[Bucket, int, int]] = [
-        (bucket, 16, 256),
-        (bucket, 32, 64),
-        (reduction(101), 32, 256),
-        (reduction(100, mean=True), 32, 256),
-        (Barrier(), 32, 256),
+    assert bucket_digest(bucket, FMT) == wire.digest("exponents", 100, "float32", 32, 256, "sum")
+    data, numbers = vector(100), np.zeros(100, dtype=np.int32)
+    others: list[tuple[Bucket, LaneFormat]] = [
+        (bucket, LaneFormat(16, 2, 256)),
+        (bucket, LaneFormat(32, 2, 64)),
+        (reduction(101), FMT),
+        (reduction(100, mean=True), FMT),
+        (Barrier(), FMT),
+        (Reduction(data, data, lane_bits=8), FMT),
+        (Reduction(data, data, block=128), FMT),
+        (Reduction(data, data, rounding="stochastic"), FMT),
+        (Reduction(data, data, rounding="stochastic", seed=1), FMT),
+        (Reduction(data, data, rounding="stochastic", seed=1 << 63), FMT),
+        (Reduction(data, data, dtype="float16"), FMT),
+        (IntegerReduction(numbers, numbers), FMT),
+        (IntegerReduction(numbers[1:], numbers[1:]), FMT),
     ]
-    digests = {bucket_digest(*other) for other in others} | {bucket_digest(bucket, 32, 256)}
-    assert len(digests) == 6
+    digests = {bucket_digest(*other) for other in others} | {bucket_digest(bucket, FMT)}
+    assert len(digests) == len(others) + 1
+    # What makes no difference to the sum makes none here: the same, said otherwise; a seed that is not used.
+    for same in (
+        Reduction(data, data, lane_bits=32, block=256),
+        Reduction(data, data, seed=5, residual=np.zeros_like(data)),
+    ):
+        assert bucket_digest(same, FMT) == bucket_digest(bucket, FMT)
+    assert bucket_digest(Reduction(data, data, lane_bits=16), FMT) == bucket_digest(bucket, LaneFormat(16, 2, 512))
 
 
 def test_describes_itself() -> None:

@@ -162,10 +162,9 @@ def test_threads_may_submit_at_the_same_time(single: p4reduce.Communicator) -> N
 @pytest.mark.parametrize(
     ("array", "message"),
     [
-        (np.zeros(3), r"array must be float32, not float64: array.astype\(np.float32\)"),
-        (np.zeros(3, np.int32), "must be float32, not int32"),
-        (np.zeros(3, np.float16), "must be float32, not float16"),
-        (np.zeros(3, ">f4"), "must be float32, not >f4"),
+        (np.zeros(3), r"array must be float32, float16 or int32, not float64: array.astype\(np.float32\)"),
+        (np.zeros(3, np.int64), "must be float32, float16 or int32, not int64"),
+        (np.zeros(3, ">f4"), "must be float32, float16 or int32, not >f4"),
         ([1.0, 2.0], "must be a numpy array, not list"),
         (1.0, "must be a numpy array, not float"),
         (None, "must be a numpy array, not NoneType"),

@@ -6,7 +6,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from p4reduce import constants
-from p4reduce.errors import ConfigError
+from p4reduce.errors import ConfigError, UsageError
+from p4reduce.quantize import BLOCKS, LaneFormat
 from p4reduce.wire import Profile
 
 
@@ -54,7 +55,8 @@ class CoreConfig:
 
     The OR stream owns the pool's slots 0 .. or_slots - 1, the ADD stream the add_slots after them. `first_bucket`
     and `first_chunk` number the first bucket and the first chunk of both streams; they are 0 but in tests, which
-    start shortly before the numbers wrap.
+    start shortly before the numbers wrap. `lane_bits` and `block` are for buckets that do not say otherwise; block 0
+    stands for the size that goes with the lanes.
     """
 
     job: str
@@ -66,7 +68,7 @@ class CoreConfig:
     add_slots: int
     policy: RetransmissionPolicy = field(default_factory=RetransmissionPolicy)
     lane_bits: int = 32
-    block: int = 256
+    block: int = 0
     first_bucket: int = 0
     first_chunk: int = 0
 
@@ -84,3 +86,14 @@ class CoreConfig:
             )
         if self.first_bucket < 0 or self.first_chunk < 0:
             raise ConfigError("buckets and chunks are numbered from 0 or more")
+        if self.block == 0 and self.lane_bits in BLOCKS:
+            object.__setattr__(self, "block", BLOCKS[self.lane_bits])
+        try:
+            self.lane_format.require_usable()
+        except UsageError as error:
+            raise ConfigError(str(error)) from None
+
+    @property
+    def lane_format(self) -> LaneFormat:
+        """Of buckets that do not say otherwise."""
+        return LaneFormat(self.lane_bits, self.world_size, self.block)

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 from p4reduce import wire
-from p4reduce.core.bucket import Bucket, Reduction
+from p4reduce.core.bucket import Bucket, IntegerReduction, Reduction
+from p4reduce.quantize import LaneFormat
 
 
-def bucket_digest(bucket: Bucket, lane_bits: int, block: int) -> int:
-    """Digest of a bucket's OR chunks, and what the ring path compares (docs/protocol.md, "Numbers").
+def bucket_digest(bucket: Bucket, default: LaneFormat) -> int:
+    """Digest of a bucket's OR chunks in a job with this default, and what the ring path compares (docs/protocol.md).
 
-    Covers operation, element count, dtype, lane and block size. ADD chunks carry a digest of this one and the agreed
-    exponents.
+    Covers operation, element count, dtype, lane and block size, and of a stochastic rounding the seed. ADD chunks
+    carry a digest of this one and the agreed exponents.
     """
+    fmt = bucket.lane_format(default)
+    if isinstance(bucket, IntegerReduction):
+        return wire.digest("integers", bucket.size, "int32", fmt.lane_bits, "sum")
     if not isinstance(bucket, Reduction):
         return wire.digest("barrier")
     mode = "mean" if bucket.mean else "sum"
-    return wire.digest("exponents", bucket.data.size, "float32", lane_bits, block, mode)
+    parts: list[int | str | bytes] = ["exponents", bucket.size, bucket.dtype, fmt.lane_bits, fmt.block, mode]
+    if bucket.rounding != "nearest":
+        parts += [bucket.rounding, bucket.seed.to_bytes(8, "big")]
+    return wire.digest(*parts)

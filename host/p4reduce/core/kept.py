@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from p4reduce.core.bucket import Barrier, Bucket, Reduction
+from p4reduce.core.bucket import Barrier, Bucket, IntegerReduction, Reduction
 from p4reduce.core.part import SumPart
 from p4reduce.core.states import Phase, Step
 from p4reduce.errors import IntegrityError, UsageError
+from p4reduce.integers import from_lanes, to_lanes
 from p4reduce.quantize import PIECE, Exponents, LaneFormat, Lanes, Quantizer, block_exponents
 
 
@@ -26,6 +27,7 @@ class Kept:
         number: int,
         fmt: LaneFormat,
         *,
+        rank: int | None = None,
         delivered: bool = False,
         part: SumPart | None = None,
         local: Exponents | None = None,
@@ -35,36 +37,46 @@ class Kept:
         self.number = number
         self.delivered = delivered
         """The switch path has completed it: its arrays are the caller's again. Does not change."""
-        self._fmt = fmt
+        self.format = fmt
+        """The bucket's own."""
+        self._rank = rank
         self._part = part
         self._local = local
         self._released = False
 
     @classmethod
-    def fresh(cls, bucket: Bucket, number: int, fmt: LaneFormat) -> Kept:
-        """A bucket that no core has seen. Sets its number. UsageError when one has, or when it is no bucket."""
-        if not isinstance(bucket, Barrier | Reduction):
+    def fresh(cls, bucket: Bucket, number: int, fmt: LaneFormat, rank: int | None = None) -> Kept:
+        """A bucket that no core has seen, in a job with this default format. Sets its number.
+
+        `rank`: this worker's, which stochastic rounding needs. UsageError without it, for a bucket that a core has
+        seen, for one whose lanes are too narrow for so many workers, and for what is no bucket.
+        """
+        if not isinstance(bucket, Barrier | Reduction | IntegerReduction):
             raise UsageError(f"a bucket is a Reduction or a Barrier, not a {type(bucket).__name__}")
         if bucket.phase is not Phase.NEW:
             raise UsageError(f"{bucket.describe()} has been submitted before")
+        if rank is None and isinstance(bucket, Reduction) and bucket.rounding == "stochastic":
+            raise UsageError("stochastic rounding needs the rank, whose random numbers it uses")
+        fmt = bucket.lane_format(fmt)
+        fmt.require_usable()
         bucket.number = number
         bucket.step(Step.HAND_OVER)
-        return cls(bucket, number, fmt)
+        return cls(bucket, number, fmt, rank=rank)
 
     @property
     def count(self) -> int:
         """Elements; 0 for a barrier."""
-        return self.bucket.data.size if isinstance(self.bucket, Reduction) else 0
+        return self.bucket.size
 
     def exponents(self) -> Exponents:
         """This rank's own block exponents, never the agreed ones: uint8 of shape (blocks,), a copy.
 
-        They are found now where the core had not come to it; the data are still as submitted then.
+        They are found now where the core had not come to it; the data are still as submitted then. Integers have none.
         """
         self._require_held()
         if self._local is None:
             data = self.bucket.data if isinstance(self.bucket, Reduction) else np.zeros(0, dtype=np.float32)
-            self._local = block_exponents(data, self._fmt.block)
+            self._local = block_exponents(data, self.format.block)
         local: Exponents = self._local.copy()
         return local
 
@@ -72,13 +84,13 @@ class Kept:
         """This rank's contribution u = q + bias, native lanes of shape (count,), a new array.
 
         What was encoded for the switch is taken from there: the data may have been written over since. The rest, or
-        all of it when nothing was encoded or other exponents are agreed now, is quantized from the data. Raises
-        IntegrityError when other exponents are agreed and the data are gone.
+        all of it when nothing was encoded or other exponents are agreed now, is quantized from the data, and the
+        residual of that written. Raises IntegrityError when other exponents are agreed and the data are gone.
         """
         self._require_held()
         self._require_agreed(agreed)
-        lanes = np.empty(self.count, dtype=self._fmt.lane_type)
-        if not isinstance(self.bucket, Reduction) or not self.count:
+        lanes = np.empty(self.count, dtype=self.format.lane_type)
+        if not self.count:
             return lanes
         done = 0
         if self._part is not None and self._part.uses(agreed):
@@ -90,21 +102,32 @@ class Kept:
                 bucket=self.number,
             )
         if done < self.count:
-            quantizer = Quantizer(self._fmt, min(self.count - done, PIECE))
-            quantizer.quantize(self.bucket.data[done:], agreed, lanes[done:], done)
+            self._make(agreed, lanes[done:], done)
         return lanes
+
+    def _make(self, agreed: Exponents, lanes: Lanes, start: int) -> None:
+        """Integers of the elements from `start` on, and residuals with them: the same as the core would have made."""
+        bucket = self.bucket
+        if isinstance(bucket, IntegerReduction):
+            to_lanes(bucket.data[start:], self.format, lanes)
+        elif isinstance(bucket, Reduction):
+            stream = bucket.stream(self._rank) if self._rank is not None else None
+            residual = bucket.residual[start:] if bucket.residual is not None else None
+            quantizer = Quantizer(self.format, min(len(lanes), PIECE))
+            quantizer.quantize(bucket.data[start:], agreed, lanes, start, stream=stream, residual=residual)
 
     def finish(self, sums: Lanes, agreed: Exponents) -> None:
         """Take the sum of all ranks' integers, native lanes of shape (count,).
 
         Not delivered: the result is written to the bucket's `out`, and the bucket is complete. Delivered: nothing is
-        written. Raises IntegrityError when what the switch had sent is not the same, and writes nothing then.
+        written. Raises IntegrityError when what the switch had sent is not the same, and writes nothing then. Integers
+        whose sum does not fit complete their bucket with its error.
         """
         self._require_held()
         self._require_agreed(agreed)
-        if sums.shape != (self.count,) or sums.dtype != self._fmt.lane_type:
+        if sums.shape != (self.count,) or sums.dtype != self.format.lane_type:
             raise UsageError(
-                f"{self.bucket.describe()} needs {self.count} {np.dtype(self._fmt.lane_type).name} sums, "
+                f"{self.bucket.describe()} needs {self.count} {np.dtype(self.format.lane_type).name} sums, "
                 f"not {sums.dtype} of shape {sums.shape}"
             )
         if self._part is not None:
@@ -112,8 +135,10 @@ class Kept:
         if self.delivered:
             return
         if isinstance(self.bucket, Reduction) and self.count:
-            quantizer = Quantizer(self._fmt, min(self.count, PIECE))
+            quantizer = Quantizer(self.format, min(self.count, PIECE))
             quantizer.dequantize(sums, agreed, self.bucket.out, self.bucket.mean)
+        elif isinstance(self.bucket, IntegerReduction):
+            self.bucket.error = from_lanes(sums, self.format, self.bucket.out)
         self.bucket.step(Step.FINISH)
 
     def release(self) -> None:
@@ -140,7 +165,7 @@ class Kept:
         raise IntegrityError(f"{self.bucket.describe()}: {text}", bucket=self.number)
 
     def _require_agreed(self, agreed: Exponents) -> None:
-        blocks = self._fmt.blocks(self.count)
+        blocks = self.bucket.blocks(self.format)
         if agreed.dtype != np.uint8 or agreed.shape != (blocks,):
             raise UsageError(f"{blocks} uint8 block exponents needed, not {agreed.dtype} of shape {agreed.shape}")
 

@@ -9,10 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from p4reduce import constants
-from p4reduce.core.bucket import Bucket, Reduction
+from p4reduce.core.bucket import Bucket, IntegerReduction, Reduction
 from p4reduce.core.buffers import Buffers
-from p4reduce.packetize import FIELD_BYTES, BucketCodec, Groups, Rows, from_thermometers, from_wire
+from p4reduce.integers import IntegerCodec
+from p4reduce.packetize import FIELD_BYTES, BucketCodec, ChunkCodec, Groups, Rows, from_thermometers, from_wire
 from p4reduce.quantize import Exponents, Lanes, block_exponents
+from p4reduce.rounding import Stochastic
 from p4reduce.wire import Op, Profile, pack_tag
 
 Index = npt.NDArray[np.int64]
@@ -52,8 +54,8 @@ class Part(Protocol):
         """
 
 
-class BarrierPart:
-    """One OR chunk with nothing set: for a barrier, and for a reduction of no elements."""
+class _EmptyPart:
+    """One OR chunk with nothing set."""
 
     op = Op.OR
 
@@ -74,6 +76,20 @@ class BarrierPart:
         sound: Mask = np.logical_not(payload[:, : constants.WORD_BYTES].any(axis=1)) & (checks == 0)
         self.missing -= int(np.count_nonzero(sound))
         return sound
+
+
+class BarrierPart(_EmptyPart):
+    """All of a barrier, and of a reduction of no elements."""
+
+
+class AnnouncePart(_EmptyPart):
+    """What goes before the ADD chunks of integers: they have no exponents, but the ranks must want the same."""
+
+    def __init__(self, bucket: IntegerReduction, codec: IntegerCodec, digest: int) -> None:
+        super().__init__(bucket, codec.profile, digest)
+        self.reduction = bucket
+        self.digest = digest
+        self.codec = codec
 
 
 class ExponentPart:
@@ -136,13 +152,9 @@ class SumPart:
 
     op = Op.ADD
 
-    def __init__(self, bucket: Reduction, codec: BucketCodec, exponents: Exponents, digest: int, pool: Buffers) -> None:
-        self.bucket: Bucket = bucket
-        self._data = bucket.data
-        self._out = bucket.out
-        self._mean = bucket.mean
-        self._codec = codec
-        self._exponents = exponents
+    def __init__(self, bucket: Bucket, codec: ChunkCodec, digest: int, pool: Buffers) -> None:
+        self.bucket = bucket
+        self._chunks = codec
         self._pool = pool
         self.chunks = self.unsent = self.missing = codec.add_chunks
         self.end = 0
@@ -157,33 +169,36 @@ class SumPart:
         self._encoded = 0
         self._decoded = 0
 
+    def _encode(self, first: int, last: int) -> None:
+        """Fill rows and checks of chunks `first` .. `last` - 1."""
+        raise NotImplementedError
+
+    def _deliver(self) -> None:
+        """Write what the sums allow to `out`; there are new ones."""
+        raise NotImplementedError
+
     def prepare(self, last: int) -> None:
         """Encode piece by piece, up to the one that holds chunk `last`."""
         if not self._memory:
-            size = self.chunks * self._codec.payload_bytes
+            size = self.chunks * self._chunks.payload_bytes
             self._memory = [self._pool.take(size), self._pool.take(size)]
             self.rows = self._memory[0][:size].reshape(self.chunks, -1)
             self._sums = self._memory[1][:size].view(np.uint64).reshape(self.chunks, -1)
         while self._encoded <= last:
             stop = min(self._encoded + self._piece, self.chunks)
-            self._codec.encode(self._data, self._exponents, self._encoded, stop, self.rows, self.checks)
+            self._encode(self._encoded, stop)
             self._encoded = stop
 
     def store(self, payload: Rows, checks: Groups, index: Index) -> Mask:
-        """Check results and keep the sound ones; decode whatever piece has become whole.
+        """Check results and keep the sound ones; decode what can be.
 
         `out` may be `data`: every chunk that is done has been encoded, so its elements are needed no more.
         """
-        sound = self._codec.verify_and_store(payload, checks, index, self._sums)
+        sound = self._chunks.verify_and_store(payload, checks, index, self._sums)
         good = index if np.count_nonzero(sound) == len(index) else index[sound]
         self._done[good] = True
         self.missing -= len(good)
-        while self._decoded < self.chunks:
-            stop = min(self._decoded + self._piece, self.chunks)
-            if np.count_nonzero(self._done[self._decoded : stop]) < stop - self._decoded:
-                break
-            self._codec.decode(self._sums, self._exponents, self._out, self._mean, self._decoded, stop)
-            self._decoded = stop
+        self._deliver()
         return sound
 
     @property
@@ -194,22 +209,22 @@ class SumPart:
     @property
     def written_over(self) -> bool:
         """Whether results stand where data were."""
-        return self._decoded > 0 and self._out.ctypes.data == self._data.ctypes.data
+        return False
 
-    def uses(self, exponents: Exponents) -> bool:
+    def uses(self, exponents: Exponents) -> bool:  # noqa: ARG002
         """Whether these are the exponents that contributions and sums were made with."""
-        return np.array_equal(self._exponents, exponents)
+        return True
 
     def contribution(self, lanes: Lanes) -> int:
         """Write this worker's integers into `lanes`, as far as they have been encoded; returns how many."""
-        return self._codec.native_lanes(self.rows, self._encoded, lanes)
+        return self._chunks.native_lanes(self.rows, self._encoded, lanes)
 
     def agrees(self, sums: Lanes) -> bool:
         """Whether all results that have come are equal to these sums of the whole bucket."""
         if not self._memory:
             return True
         lanes = self._sums.reshape(-1).view(sums.dtype)[: len(sums)]
-        edges = np.flatnonzero(np.diff(self._done, prepend=False, append=False)) * self._codec.lanes
+        edges = np.flatnonzero(np.diff(self._done, prepend=False, append=False)) * self._chunks.lanes
         return all(np.array_equal(lanes[start:stop], sums[start:stop]) for start, stop in edges.reshape(-1, 2).tolist())
 
     def release(self) -> None:
@@ -223,3 +238,73 @@ class SumPart:
         self._memory = []
         self.rows = self.rows[:0]
         self._sums = self._sums[:0]
+
+
+class FloatPart(SumPart):
+    """Numbers, quantized piece by piece, and residuals with them; results are written piece by piece, too."""
+
+    def __init__(
+        self,
+        bucket: Reduction,
+        codec: BucketCodec,
+        exponents: Exponents,
+        stream: Stochastic | None,
+        digest: int,
+        pool: Buffers,
+    ) -> None:
+        """`exponents`: the agreed ones. `stream`: this rank's random numbers, if it is to round with such."""
+        super().__init__(bucket, codec, digest, pool)
+        self._codec = codec
+        self._data = bucket.data
+        self._out = bucket.out
+        self._mean = bucket.mean
+        self._residual = bucket.residual
+        self._exponents = exponents
+        self._stream = stream
+
+    def _encode(self, first: int, last: int) -> None:
+        self._codec.encode(
+            self._data,
+            self._exponents,
+            first,
+            last,
+            self.rows,
+            self.checks,
+            stream=self._stream,
+            residual=self._residual,
+        )
+
+    def _deliver(self) -> None:
+        """Decode whatever piece has become whole."""
+        while self._decoded < self.chunks:
+            stop = min(self._decoded + self._piece, self.chunks)
+            if np.count_nonzero(self._done[self._decoded : stop]) < stop - self._decoded:
+                break
+            self._codec.decode(self._sums, self._exponents, self._out, self._mean, self._decoded, stop)
+            self._decoded = stop
+
+    @property
+    def written_over(self) -> bool:
+        """Whether results stand where data were."""
+        return self._decoded > 0 and self._out.ctypes.data == self._data.ctypes.data
+
+    def uses(self, exponents: Exponents) -> bool:
+        """Whether these are the exponents that contributions and sums were made with."""
+        return np.array_equal(self._exponents, exponents)
+
+
+class IntegerPart(SumPart):
+    """int32, exactly. Nothing is written before all sums have come and are known to fit."""
+
+    def __init__(self, bucket: IntegerReduction, codec: IntegerCodec, digest: int, pool: Buffers) -> None:
+        super().__init__(bucket, codec, digest, pool)
+        self._reduction = bucket
+        self._codec = codec
+
+    def _encode(self, first: int, last: int) -> None:
+        self._codec.encode(self._reduction.data, first, last, self.rows, self.checks)
+
+    def _deliver(self) -> None:
+        if self.missing == 0:
+            self._reduction.error = self._codec.decode(self._sums, self._reduction.out)
+            self._decoded = self.chunks

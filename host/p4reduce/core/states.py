@@ -2,12 +2,12 @@
 """The life of a bucket, as one table, and why the protocol around it is safe and alive.
 
 **Buckets.** A bucket is agreed upon before it is summed. Its OR chunks carry what the ranks must know first: the
-largest exponent of every block, or nothing at all for a barrier and for a reduction of no elements, which are over
-when the one OR chunk has its result. Its ADD chunks carry the integers. Within a stream all ranks send the same
-chunks under the same numbers whatever their timing, because a bucket enters both streams in the order of
-submission; between the streams nothing is ordered, so that the exponents of bucket k + 1 overtake the data of
-bucket k. A bucket whose exponents are agreed early waits in AGREED until all earlier ones have entered the ADD
-stream.
+largest exponent of every block; nothing for integers, which have no exponents; and nothing for a barrier and for a
+reduction of no elements, which are over when the one OR chunk has its result. Its ADD chunks carry the integers.
+Within a stream all ranks send the same chunks under the same numbers whatever their timing, because a bucket enters
+both streams in the order of submission; between the streams nothing is ordered, so that the exponents of bucket k + 1
+overtake the data of bucket k. A bucket whose exponents are agreed early waits in AGREED until all earlier ones have
+entered the ADD stream.
 
 **Slots.** Chunk g of a stream lives in slot g mod window, round g div window. A rank sends chunk g only when it has
 the result of chunk g - window, the same slot's last one. Hence, for the slot's version that round r uses:

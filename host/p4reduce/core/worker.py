@@ -20,12 +20,13 @@ import itertools
 import math
 from collections import deque
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from p4reduce import constants, signature, wire
 from p4reduce.core.batch import PayloadRows, ReceiveBatch, SendBatch
-from p4reduce.core.bucket import Barrier, Bucket, Reduction
+from p4reduce.core.bucket import Barrier, Bucket, IntegerReduction, Reduction
 from p4reduce.core.buffers import Buffers
 from p4reduce.core.config import CoreConfig, RetransmissionPolicy
 from p4reduce.core.counters import CoreCounters
@@ -34,12 +35,13 @@ from p4reduce.core.events import Completed, Event, Failed, Silent, Stalled
 from p4reduce.core.inbox import Inbox
 from p4reduce.core.kept import Kept
 from p4reduce.core.ledger import Ledger
-from p4reduce.core.part import BarrierPart, ExponentPart, Index, Part, SumPart
+from p4reduce.core.part import AnnouncePart, BarrierPart, ExponentPart, FloatPart, Index, IntegerPart, Part, SumPart
 from p4reduce.core.slots import Mask, SlotTable, header_groups
 from p4reduce.core.states import Phase, Step
 from p4reduce.core.stream import Stream
 from p4reduce.core.timers import RttEstimator
 from p4reduce.errors import IntegrityError, JobError, MismatchError, UsageError
+from p4reduce.integers import IntegerCodec
 from p4reduce.packetize import BucketCodec
 from p4reduce.quantize import LaneFormat
 from p4reduce.wire import Op, Reason
@@ -88,15 +90,16 @@ class WorkerCore:
         self._unfinished: dict[int, Bucket] = {}
         # Buckets that have not entered the OR stream; reductions that have, in order, until they enter the ADD stream.
         self._queue: deque[Bucket] = deque()
-        self._turns: deque[Reduction] = deque()
-        self._agreed: dict[Reduction, SumPart] = {}
+        self._turns: deque[Bucket] = deque()
+        self._agreed: dict[Bucket, SumPart] = {}
         # ADD chunks of reductions in the OR stream or past it of which none has been sent.
         self._ahead = 0
         self._fresh = False
         self._key = signature.rank_keys()[config.rank]
         self._total_key = signature.total_key(config.world_size)
-        self._format = LaneFormat(config.lane_bits, config.world_size, config.block)
-        self._codecs: dict[int, BucketCodec] = {}
+        self._format = config.lane_format
+        self._codecs: dict[tuple[int, LaneFormat], BucketCodec] = {}
+        self._integer_codecs: dict[int, IntegerCodec] = {}
         self._buffers = Buffers()
         self._use_policy(config.policy, now)
 
@@ -105,16 +108,19 @@ class WorkerCore:
     def submit(self, bucket: Bucket, now: float) -> None:
         """Take a bucket; sets its number. Nothing is computed or sent before transmit().
 
-        Raises the job's error after a failure, UsageError for a bucket that was submitted before.
+        Raises the job's error after a failure, UsageError for a bucket that was submitted before, and for one that is
+        too large, or whose lanes are too narrow for so many workers.
         """
         if self._error is not None:
             raise self._error
         if bucket.phase is not Phase.NEW:
             raise UsageError(f"{bucket.describe()} has been submitted before")
-        if not isinstance(bucket, Barrier | Reduction):
-            raise UsageError(f"a bucket is a Reduction or a Barrier, not a {type(bucket).__name__}")
         if isinstance(bucket, Reduction):
             self._codec(bucket)
+        elif isinstance(bucket, IntegerReduction):
+            self._integer_codec(bucket)
+        elif not isinstance(bucket, Barrier):
+            raise UsageError(f"a bucket is a Reduction or a Barrier, not a {type(bucket).__name__}")
         bucket.number = self._origin + self.submitted
         bucket.step(Step.SUBMIT)
         self.submitted += 1
@@ -158,7 +164,8 @@ class WorkerCore:
             if isinstance(part, ExponentPart):
                 local = part.local
             sums = part if isinstance(part, SumPart) else None
-            kept.append(Kept(bucket, bucket.number, self._format, delivered=delivered, part=sums, local=local))
+            fmt, rank = bucket.lane_format(self._format), self.config.rank
+            kept.append(Kept(bucket, bucket.number, fmt, rank=rank, delivered=delivered, part=sums, local=local))
         self._forget()
         return kept
 
@@ -274,14 +281,19 @@ class WorkerCore:
         while self._queue and self._ahead < 2 * self.config.add_slots and self._queue[0].number < limit:
             bucket = self._queue.popleft()
             bucket.step(Step.ENTER_OR)
-            digest = bucket_digest(bucket, self.config.lane_bits, self.config.block)
-            if isinstance(bucket, Reduction) and bucket.data.size:
-                codec = self._codec(bucket)
-                self._ahead += codec.add_chunks
-                self._turns.append(bucket)
-                self._enter(self._or, ExponentPart(bucket, codec, digest))
+            digest = bucket_digest(bucket, self._format)
+            if isinstance(bucket, Reduction) and bucket.size:
+                self._enter_before(ExponentPart(bucket, self._codec(bucket), digest))
+            elif isinstance(bucket, IntegerReduction) and bucket.size:
+                self._enter_before(AnnouncePart(bucket, self._integer_codec(bucket), digest))
             else:
                 self._enter(self._or, BarrierPart(bucket, self.config.profile, digest))
+
+    def _enter_before(self, part: ExponentPart | AnnouncePart) -> None:
+        """Let a bucket in whose ADD chunks are to follow."""
+        self._ahead += part.codec.add_chunks
+        self._turns.append(part.bucket)
+        self._enter(self._or, part)
 
     def _enter(self, stream: Stream, part: Part) -> None:
         self._ledger[part.bucket.number].part = part
@@ -472,7 +484,7 @@ class WorkerCore:
         if part.op is Op.OR:
             # All ranks have sent it, and none does before it has all results that are so far behind.
             self._ledger.proved = max(self._ledger.proved, part.bucket.number - self._lag + 1)
-        if isinstance(part, ExponentPart):
+        if isinstance(part, ExponentPart | AnnouncePart):
             self._agree(part)
             return
         part.bucket.step(Step.FINISH)
@@ -481,26 +493,45 @@ class WorkerCore:
         self.completed = oldest - self._origin
         self._events.append(Completed(part.bucket))
 
-    def _agree(self, part: ExponentPart) -> None:
+    def _agree(self, part: ExponentPart | AnnouncePart) -> None:
         """Exponents of a bucket are known. It and those behind it that were agreed before enter the ADD stream."""
-        part.bucket.step(Step.AGREE)
-        # Ranks that saw different exponents must refuse each other.
-        digest = wire.digest("sum", part.digest, part.agreed.tobytes())
-        self._ledger[part.bucket.number].local = part.local
-        sums = SumPart(part.reduction, part.codec, part.agreed, digest, self._buffers)
-        self._ledger[part.bucket.number].part = sums
-        self._agreed[part.reduction] = sums
+        bucket, entry = part.bucket, self._ledger[part.bucket.number]
+        bucket.step(Step.AGREE)
+        sums: SumPart
+        if isinstance(part, AnnouncePart):
+            sums = IntegerPart(part.reduction, part.codec, wire.digest("sum", part.digest), self._buffers)
+        else:
+            # Ranks that saw different exponents must refuse each other.
+            digest = wire.digest("sum", part.digest, part.agreed.tobytes())
+            stream = bucket.stream(self.config.rank)
+            sums = FloatPart(part.reduction, part.codec, part.agreed, stream, digest, self._buffers)
+            entry.local = part.local
+        entry.part = self._agreed[bucket] = sums
         while self._turns and self._turns[0] in self._agreed:
             self._enter(self._add, self._agreed.pop(self._turns.popleft()))
 
     def _codec(self, bucket: Reduction) -> BucketCodec:
-        count = bucket.data.size
-        codec = self._codecs.get(count)
+        fmt = bucket.lane_format(self._format)
+        key = (bucket.size, fmt)
+        codec = self._codecs.get(key)
         if codec is None:
-            if len(self._codecs) == _CODECS:
-                self._codecs.pop(next(iter(self._codecs)))
-            codec = self._codecs[count] = BucketCodec(self.config.profile, self._format, count)
+            fmt.require_usable()
+            _make_room(self._codecs)
+            codec = self._codecs[key] = BucketCodec(self.config.profile, fmt, bucket.size)
         return codec
+
+    def _integer_codec(self, bucket: IntegerReduction) -> IntegerCodec:
+        codec = self._integer_codecs.get(bucket.size)
+        if codec is None:
+            _make_room(self._integer_codecs)
+            codec = IntegerCodec(self.config.profile, self.config.world_size, bucket.size)
+            self._integer_codecs[bucket.size] = codec
+        return codec
+
+
+def _make_room(codecs: dict[Any, Any]) -> None:
+    if len(codecs) >= _CODECS:
+        codecs.pop(next(iter(codecs)))
 
 
 def _runs(keys: Index) -> list[tuple[int, int]]:

@@ -15,7 +15,8 @@ except ModuleNotFoundError as error:
 if not _distributed.is_available():
     raise ImportError("this build of torch has no torch.distributed, which DistributedDataParallel needs")
 
+from p4reduce.ddp.deferred import DeferredState
 from p4reduce.ddp.hook import allreduce_hook, noop_hook
 from p4reduce.ddp.state import P4ReduceState
 
-__all__ = ["P4ReduceState", "allreduce_hook", "noop_hook"]
+__all__ = ["DeferredState", "P4ReduceState", "allreduce_hook", "noop_hook"]

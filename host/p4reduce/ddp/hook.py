@@ -8,10 +8,11 @@ written out here, and this module must not postpone the evaluation of annotation
 import torch
 from torch._C._distributed_c10d import GradBucket
 
+from p4reduce.ddp.deferred import DeferredState
 from p4reduce.ddp.state import P4ReduceState
 
 
-def allreduce_hook(state: P4ReduceState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
+def allreduce_hook(state: P4ReduceState | DeferredState, bucket: GradBucket) -> torch.futures.Future[torch.Tensor]:
     """Replace the gradients in `bucket` by their mean over all ranks, summed by the switch where it can.
 
     A reduction that fails does not raise here, because an exception inside backward() leaves DDP unusable. The bucket

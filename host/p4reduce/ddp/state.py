@@ -1,88 +1,67 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a DDP communication hook needs between calls: the way to the switch, the group of the ring, the first error."""
+"""What a DDP communication hook needs between calls: the job, the group for the rest, the first error."""
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import logging
 import os
 import time
-import uuid
+import warnings
 import weakref
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeoutError
-from datetime import timedelta
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Literal, Protocol, cast
+from typing import Any, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import GradBucket
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from p4reduce.config import Settings
-from p4reduce.ddp.completer import Ledger, OrderedCompleter, Pending, WaitForMean
-from p4reduce.ddp.ring import TorchRing
-from p4reduce.errors import ConfigError, StalledError, UsageError
+from p4reduce.ddp.completer import Endings, Future, OrderedCompleter, Started
+from p4reduce.ddp.launch import Mode, join_job, new_plain_group, resolve_mode
+from p4reduce.ddp.ledger import Item, Ledger, Outcome
+from p4reduce.ddp.numbers import HookSettings, Numbers, Rounding
+from p4reduce.ddp.report import Reporter
+from p4reduce.ddp.residuals import restore
+from p4reduce.ddp.rules import rule_for, size_of
+from p4reduce.ddp.trace import Trace
+from p4reduce.ddp.ways import JobWay, PlainWay, SumsBuckets
+from p4reduce.errors import UsageError
 
 logger = logging.getLogger("p4reduce.ddp")
 
-Mode = Literal["auto", "require", "off"]
-_MODES = ("auto", "require", "off")
-_names_given = itertools.count()
-"""Numbers the jobs named here, since every state of a process needs a job of its own."""
 DEFAULT_TIMEOUT = 300.0
 """Seconds until a bucket counts as lost: the last net. The job's own deadline is shorter and names who is missing."""
-RING_TIMEOUT = 60.0
-"""Seconds of one collective of the fallback: like the job's own deadline, a rank that is later is missed."""
-
-
-class SumsBuckets(Protocol):
-    """The part of `p4reduce.Communicator` the hook needs."""
-
-    @property
-    def world_size(self) -> int:
-        """Number of ranks summed over."""
-
-    def allreduce_async(
-        self,
-        array: npt.NDArray[np.float32],
-        op: Literal["sum", "mean"] = ...,
-        out: npt.NDArray[np.float32] | None = ...,
-    ) -> Future[npt.NDArray[np.float32]]:
-        """Start reducing `array` into `out`."""
-
-    def stats(self) -> Any:
-        """Counters, as a mapping or a dataclass."""
-
-    def close(self) -> None:
-        """Leave the job."""
+_STATE_VERSION = 1
+_NO_HOOK = (
+    "a copy of a DistributedDataParallel model has no communication hook, although it lists one: it trains with plain "
+    "allreduce until register_comm_hook is called on it, with a P4ReduceState of its own"
+)
 
 
 class P4ReduceState:
     """State of `allreduce_hook` for one DistributedDataParallel model.
 
-    float32 buckets in CPU memory go to the job: through the switch, or, where that fails, over torch.distributed from
-    the same integers, to the same bits. Every other bucket (another dtype, a CUDA device, sparse gradients), every
-    bucket in mode "off", and every bucket of a group whose size is not that of the job, is summed by torch.distributed
-    as it is, in a gloo group of its own. Which way a bucket goes depends on nothing but its dtype, layout and device,
-    so all ranks decide alike. Both give the mean, taken after the sum; float16 is summed as float32, since a float16
-    sum overflows early.
+    float32, float16 and bfloat16 buckets go to the job: through the switch, or, where that fails, over
+    torch.distributed from the same integers, to the same bits. Every other bucket, every bucket in mode "off", and
+    every bucket of a group whose size is not that of the job, is summed by torch.distributed as it is, in a group of
+    its own, or refused. `p4reduce.ddp.rules.RULES` says which; nothing but dtype, layout and device decides, so all
+    ranks decide alike. Every way gives the mean, taken after the sum.
 
     Args:
-        comm: where float32 buckets go. None only in mode "off".
+        comm: where the job's buckets go. None only in mode "off".
         process_group: the group the DDP model was built with; None is the default group. Every member must construct
-            its state at the same point of the program, because a group for the ring is made here.
+            its state at the same point of the program, because a group is made here.
         mode: "auto"; "require" (only through `from_env`: no fallback to torch.distributed, an error instead); "off".
         timeout: seconds until a bucket counts as lost (StalledError on the switch path).
         own_comm: close `comm` together with the state.
+        lane_bits, rounding, error_feedback, exact_steps, seed: see `p4reduce.ddp.numbers.Numbers`.
+        log_every: backward passes between two lines of statistics in the log (INFO); 0 for none.
+        trace: a file for a trace, see `trace`.
 
-    Errors: UsageError when torch.distributed is not initialised, or when `comm` is missing. What goes wrong later in a
-    reduction is never raised inside backward(); see `allreduce_hook`.
+    Errors: UsageError when torch.distributed is not initialised, when `comm` is missing or lacks what the numbers
+    need; ConfigError for numbers that make no sense. What goes wrong later in a reduction is never raised inside
+    backward(); see `allreduce_hook`.
     """
 
     def __init__(
@@ -93,34 +72,62 @@ class P4ReduceState:
         mode: Mode = "auto",
         timeout: float = DEFAULT_TIMEOUT,
         own_comm: bool = False,
+        lane_bits: int = 32,
+        rounding: Rounding | None = None,
+        error_feedback: bool | None = None,
+        exact_steps: int = 0,
+        seed: int = 0,
+        log_every: int = 0,
+        trace: str | os.PathLike[str] | None = None,
     ) -> None:
         if mode != "off" and comm is None:
             raise UsageError("P4ReduceState needs a communicator unless its mode is 'off'")
-        self._set_up(comm, new_ring_group(process_group, timeout), mode, timeout, own_comm)
+        numbers = Numbers(lane_bits, rounding, error_feedback, exact_steps, seed)
+        group = new_plain_group(process_group, timeout)
+        try:
+            self._set_up(comm, group, mode, timeout, own_comm, numbers, log_every, trace)
+        except BaseException:
+            dist.destroy_process_group(group)
+            raise
 
     def _set_up(
-        self, comm: SumsBuckets | None, ring: dist.ProcessGroup, mode: Mode, timeout: float, own_comm: bool
+        self,
+        comm: SumsBuckets | None,
+        group: dist.ProcessGroup,
+        mode: Mode,
+        timeout: float,
+        own_comm: bool,
+        numbers: Numbers,
+        log_every: int,
+        trace: str | os.PathLike[str] | None,
     ) -> None:
         self.mode = mode
         self.timeout = timeout
-        self.world_size = dist.get_world_size(ring)
+        self.numbers = numbers
+        self.rank = dist.get_rank(group)
+        self.world_size = dist.get_world_size(group)
         self._comm = comm
         self._own_comm = own_comm
-        self._ring_group: dist.ProcessGroup | None = ring
-        self._switch_usable = mode != "off" and comm is not None and comm.world_size == self.world_size
-        if mode != "off" and comm is not None and not self._switch_usable:
+        self._plain = PlainWay(group)
+        fits = comm is not None and comm.world_size == self.world_size
+        self._job = JobWay(comm, numbers, timeout) if mode != "off" and comm is not None and fits else None
+        if mode != "off" and comm is not None and not fits:
             logger.warning(
-                "the job has %d ranks but the process group %d: every bucket takes the ring path",
+                "the job has %d ranks but the process group %d: torch.distributed sums every bucket",
                 comm.world_size,
                 self.world_size,
             )
         self._ledger = Ledger()
-        self._completer = OrderedCompleter(self._ledger)
+        self._reporter = Reporter(self._ledger, comm, mode, self.world_size, log_every)
+        if trace is not None:
+            self.trace(trace)
+        self._endings = Endings(self._ledger, self._reporter.on_step if log_every else None)
+        self._completer = OrderedCompleter(self._endings)
         self._step_hook = register_optimizer_step_pre_hook(_raise_before_step(self._ledger))
         self._closed = False
-        # Without close(): end the thread and unhook the optimizers when the state is collected or the process ends.
-        self._finalizer = weakref.finalize(self, _shut_down, self._completer, self._step_hook)
-        logger.info("p4reduce hook: mode=%s world_size=%d timeout=%gs", mode, self.world_size, timeout)
+        # Without close(): end the threads and unhook the optimizers when the state is collected or the process ends.
+        self._finalizer = weakref.finalize(self, _shut_down, self._completer, self._step_hook, self._job, self._ledger)
+        logger.info("p4reduce hook: mode=%s world_size=%d timeout=%gs %s", mode, self.world_size, timeout, numbers)
 
     @classmethod
     def from_env(
@@ -129,6 +136,13 @@ class P4ReduceState:
         process_group: dist.ProcessGroup | None = None,
         mode: str | None = None,
         timeout: float = DEFAULT_TIMEOUT,
+        lane_bits: int | None = None,
+        rounding: Rounding | None = None,
+        error_feedback: bool | None = None,
+        exact_steps: int | None = None,
+        seed: int | None = None,
+        log_every: int | None = None,
+        trace: str | os.PathLike[str] | None = None,
         **overrides: Any,
     ) -> P4ReduceState:
         """Join the job that the environment describes (P4REDUCE_*, and what torchrun sets) and make its state.
@@ -138,30 +152,33 @@ class P4ReduceState:
         others one: torchrun's run id, which stays the same when torchrun restarts the workers, so that the controller
         can tell the old ones from the new; where that is the word "none", a new unique name.
 
-        Errors: ConfigError for the mode, and whatever `p4reduce.connect` raises.
+        From `lane_bits` to `trace` each is also read from P4REDUCE_LANE_BITS and so on, and from the table [hook] of
+        the configuration file.
+
+        Errors: ConfigError for the settings, and whatever `p4reduce.connect` raises.
         """
-        chosen = _resolve_mode(mode)
-        ring = new_ring_group(process_group, timeout)
+        chosen = resolve_mode(mode)
+        settings = HookSettings.resolve(
+            {
+                **{"lane_bits": lane_bits, "rounding": rounding, "error_feedback": error_feedback},
+                **{"exact_steps": exact_steps, "seed": seed, "log_every": log_every, "trace": trace},
+            }
+        )
+        group = new_plain_group(process_group, timeout)
         comm: SumsBuckets | None = None
-        fallback: TorchRing | None = None
         try:
             if chosen != "off":
-                overrides.setdefault("rank", dist.get_rank(ring))
-                overrides.setdefault("world_size", dist.get_world_size(ring))
-                if _job_is_unnamed(overrides):
-                    overrides["job"] = _shared_job_name(ring)
-                if chosen == "auto":
-                    # Up front: once there is trouble it is too late to gather. gloo, since the job's integers are in
-                    # CPU memory; apart from `ring`, since the job's thread and the hook's must not interleave.
-                    fallback = TorchRing.from_group(process_group, min(timeout, RING_TIMEOUT), backend="gloo")
-                comm = _connect(mode=chosen, ring=fallback, **overrides)
+                comm = join_job(group, process_group, chosen, timeout, dict(overrides))
+            state = cls.__new__(cls)
+            state._set_up(
+                *(comm, group, chosen, timeout, True, settings.numbers),
+                *(settings.log_every, settings.trace),
+            )
         except BaseException:
-            if fallback is not None:
-                fallback.close()
-            dist.destroy_process_group(ring)
+            if comm is not None:
+                comm.close()
+            dist.destroy_process_group(group)
             raise
-        state = cls.__new__(cls)
-        state._set_up(comm, ring, chosen, timeout, own_comm=True)
         return state
 
     # -- the hook --
@@ -178,50 +195,44 @@ class P4ReduceState:
         if self._ledger.error_step < step:
             self._ledger.check()
         buffer = bucket.buffer()
-        path = "switch" if self._switch_usable and _switch_can_reduce(buffer) else "ring"
-        future: torch.futures.Future[torch.Tensor] = (
-            torch.futures.Future(devices=[buffer.device]) if buffer.is_cuda else torch.futures.Future()
-        )
-        try:
-            wait = self._start_switch(buffer) if path == "switch" else self._start_ring(buffer)
-        except Exception as error:  # raised out of a hook it would leave DDP unusable
-            wait = _raiser(error)
-        now = time.perf_counter()
-        self._ledger.submitted(path, _size(buffer), now - started)
-        self._completer.put(Pending(buffer, future, wait, step, last, now))
+        item = Item(buffer, step, bucket.index(), last, size_of(buffer), started, started)
+        way = rule_for(buffer).way
+        if way == "refused":
+            future = self._complete(item, _raiser(UsageError(_refusal(buffer))))
+        elif way == "job" and self._job is not None:
+            future = self._to_job(self._job, bucket, item)
+        else:
+            future = self._to_torch(item)
+        item.submitted = time.perf_counter()
+        self._ledger.submit_seconds += item.submitted - started
         return future
 
-    def _start_switch(self, buffer: torch.Tensor) -> WaitForMean:
-        view = buffer.detach().numpy()
-        reduction = cast(SumsBuckets, self._comm).allreduce_async(view, op="mean", out=view)
-        timeout = self.timeout
+    def _to_job(self, job: JobWay, bucket: GradBucket, item: Item) -> Future:
+        item.lane_bits = self.numbers.lanes(item.step)
+        try:
+            reduction = job.start(bucket, item.buffer, item.step, item.index)
+        except Exception as error:  # raised out of a hook it would leave DDP unusable
+            reduction = _raiser(error)
+        return self._complete(item, reduction)
 
-        def wait() -> None:
-            try:
-                reduction.result(timeout)
-            except FutureTimeoutError:
-                if reduction.done():
-                    raise
-                raise StalledError(f"no sum of a bucket with {view.size} elements within {timeout:g} s") from None
+    def _to_torch(self, item: Item) -> Future:
+        endings = self._endings
 
-        return wait
+        def on_end(error: Exception | None) -> None:
+            endings.note(item, Outcome("plain") if error is None else None, error)
+            endings.tell(item)
 
-    def _start_ring(self, buffer: torch.Tensor) -> WaitForMean:
-        # The collective starts here, in the order of the hook calls, which is the same on all ranks; only the waiting
-        # is left to the completing thread. So buckets overlap, and one that waits for the switch holds up no other.
-        total = buffer.float() if buffer.dtype == torch.float16 else buffer
-        work = dist.all_reduce(total, group=self._ring_group, async_op=True)
-        if work is None:
-            raise UsageError("this rank is not a member of the process group of its P4ReduceState")
-        world_size, timeout = self.world_size, timedelta(seconds=self.timeout)
+        try:
+            return self._plain.start(item.buffer, on_end)
+        except Exception as error:  # raised out of a hook it would leave DDP unusable
+            return self._complete(item, _raiser(error))
 
-        def wait() -> None:
-            work.wait(timeout)
-            total.div_(world_size)
-            if total is not buffer:
-                buffer.copy_(total)
-
-        return wait
+    def _complete(self, item: Item, reduction: Started) -> Future:
+        device = item.buffer.device
+        future: Future = torch.futures.Future(devices=[device]) if device.type == "cuda" else torch.futures.Future()
+        item.submitted = time.perf_counter()
+        self._completer.put(item, reduction, future)
+        return future
 
     # -- what the user calls --
 
@@ -237,29 +248,32 @@ class P4ReduceState:
     def stats(self) -> dict[str, Any]:
         """Counters since construction, as plain JSON values.
 
-        buckets_*, bytes_* (of gradients) per path; steps (backward passes); submit_seconds spent inside the hook;
-        reduce_seconds from submission to result, summed over buckets that overlap; wait_seconds from the submission of
-        a pass's last bucket to its result, which is what the reduction adds to backward(); error; comm: what the
-        communicator counts.
+        buckets_*, bytes_* (of gradients) by path: switch; ring (the job's integers over torch.distributed); plain
+        (torch.distributed without quantization). buckets_failed. bytes_wire: UDP payload sent to the switch, resends
+        included; wire_bytes_per_element the same over the elements of the job's buckets; retransmissions.
+        blocks_not_finite: blocks that came back as NaN because some rank had a NaN or an infinity in them; overflows:
+        elements whose mean did not fit float16 or bfloat16. steps: backward passes, those before a checkpoint included.
+
+        Seconds: submit_seconds inside the hook; reduce_seconds from submission to result, summed over buckets that
+        overlap; wait_seconds from the submission of a pass's last bucket to its result, which is what the reduction
+        adds to backward(); quantize_, wire_ and dequantize_seconds of the job's own thread, beside the training.
+
+        error; comm: what the communicator counts.
         """
-        ledger = self._ledger
-        return {
-            "mode": self.mode,
-            "world_size": self.world_size,
-            "steps": ledger.steps,
-            "buckets_switch": ledger.buckets["switch"],
-            "buckets_ring": ledger.buckets["ring"],
-            "bytes_switch": ledger.bytes["switch"],
-            "bytes_ring": ledger.bytes["ring"],
-            "submit_seconds": ledger.submit_seconds,
-            "reduce_seconds": ledger.reduce_seconds,
-            "wait_seconds": ledger.wait_seconds,
-            "error": None if ledger.error is None else f"{type(ledger.error).__name__}: {ledger.error}",
-            "comm": _as_dict(self._comm.stats()) if self._comm is not None else {},
-        }
+        return self._reporter.stats()
+
+    def trace(self, path: str | os.PathLike[str]) -> None:
+        """Record buckets from now on, and write them to `path` in Chrome's trace format at close(), or before by
+        `write_trace`. With several ranks `.rank0` and so on is put before the suffix."""
+        self._ledger.trace = Trace(path, self.rank, self.world_size)
+
+    def write_trace(self) -> None:
+        """Write what has been recorded so far. OSError when the file cannot be written; nothing without `trace`."""
+        if self._ledger.trace is not None:
+            self._ledger.trace.write()
 
     def close(self) -> None:
-        """Leave the job (when the state joined it), end the thread, unhook the optimizers. May be called again."""
+        """Leave the job (when the state joined it), end the threads, unhook the optimizers. May be called again."""
         if self._closed:
             return
         self._closed = True
@@ -267,9 +281,8 @@ class P4ReduceState:
             # First the communicator: what is still under way fails, and the thread has nothing left to wait for.
             self._comm.close()
         self._finalizer()
-        if self._ring_group is not None and dist.is_initialized():
-            dist.destroy_process_group(self._ring_group)
-        self._ring_group = None
+        if self._plain is not None:
+            self._plain.close()
 
     def __enter__(self) -> P4ReduceState:
         return self
@@ -279,94 +292,81 @@ class P4ReduceState:
     ) -> None:
         self.close()
 
-    # -- copies --
+    # -- checkpoints and copies --
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a run needs to go on from a checkpoint as if nothing had happened, as numbers and plain tensors.
+
+        Between two steps. Residuals are this rank's own, so every rank saves one. Beside them: the number of backward
+        passes, from which the seeds and the end of the exact steps follow.
+        """
+        return {
+            "version": _STATE_VERSION,
+            "steps": self._ledger.steps,
+            "seed": self.numbers.seed,
+            "lane_bits": self.numbers.lane_bits,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "residuals": [] if self._job is None else self._job.residuals.save(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what `state_dict` returned, on the same rank of as many; on another the residuals begin at zero.
+
+        Before the first backward pass or between two steps. Parameters are recognised by the order in which DDP shows
+        them, so model and DDP options must be the same. Residuals stay with a change of `lane_bits`; without error
+        feedback they are ignored. UsageError when they do not fit the model or `state` is something else.
+        """
+        if state.get("version") != _STATE_VERSION:
+            raise UsageError(f"this is no state of version {_STATE_VERSION}: its version is {state.get('version')!r}")
+        if state["seed"] != self.numbers.seed:
+            logger.warning(
+                "saved with seed %d, loaded with seed %d: other bits from here on", state["seed"], self.numbers.seed
+            )
+        if self._job is not None and self.numbers.feeds_back:
+            restore(self._job.residuals, state, self.rank, self.world_size)
+        self._ledger.steps = int(state["steps"])
 
     def __getstate__(self) -> dict[str, Any]:
-        logger.warning("the communicator and the process group are left out of a saved or copied P4ReduceState")
-        return {"mode": self.mode, "timeout": self.timeout, "world_size": self.world_size}
+        logger.warning(
+            "the communicator and the process group are left out of a saved or copied P4ReduceState; for checkpoints "
+            "there is state_dict()"
+        )
+        return {"mode": self.mode, "timeout": self.timeout, "rank": self.rank, "world_size": self.world_size}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         logger.warning("a restored P4ReduceState cannot reduce: make a new one with P4ReduceState.from_env()")
         self.mode = state["mode"]
         self.timeout = state["timeout"]
+        self.rank = state["rank"]
         self.world_size = state["world_size"]
-        self._comm = None
+        self.numbers = Numbers()
+        self._comm = self._job = self._plain = None  # type: ignore[assignment]
         self._own_comm = False
-        self._ring_group = None
-        self._switch_usable = False
         self._ledger = Ledger()
+        self._reporter = Reporter(self._ledger, None, self.mode, self.world_size, 0)
         self._closed = True
 
-
-def new_ring_group(process_group: dist.ProcessGroup | None, timeout: float) -> dist.ProcessGroup:
-    """Make the ring path's gloo group with the members of `process_group`, all of which must call this.
-
-    A group of its own, because the user's collectives on theirs must not interleave with ours.
-    """
-    if not dist.is_initialized():
-        raise UsageError("call torch.distributed.init_process_group() before making a P4ReduceState")
-    limit = timedelta(seconds=timeout)
-    if process_group is None:
-        group = dist.new_group(backend="gloo", timeout=limit)
-    else:
-        members = dist.get_process_group_ranks(process_group)
-        group = dist.new_group(members, backend="gloo", timeout=limit, use_local_synchronization=True)
-    if not isinstance(group, dist.ProcessGroup):
-        raise UsageError("this rank is not a member of the process group given to P4ReduceState")
-    return group
+    def __deepcopy__(self, memo: dict[int, Any]) -> P4ReduceState:
+        warnings.warn(_NO_HOOK, RuntimeWarning, stacklevel=2)
+        copy = type(self).__new__(type(self))
+        memo[id(self)] = copy
+        copy.__setstate__(self.__getstate__())
+        return copy
 
 
-def _job_is_unnamed(arguments: Mapping[str, Any]) -> bool:
-    """Whether nobody chose a job name. torchrun's run id is no choice: it may be the word "none"."""
-    source = Settings.resolve(arguments).sources["job"]
-    return source in ("default", "environment TORCHELASTIC_RUN_ID")
+def _refusal(buffer: torch.Tensor) -> str:
+    return (
+        f"a bucket of {buffer.dtype} on {buffer.device.type} ({buffer.layout}) cannot be reduced to a mean here: "
+        f"docs/hook.md lists what can"
+    )
 
 
-def _shared_job_name(ring: dist.ProcessGroup) -> str:
-    """A job name for this call, the same on all ranks of the group: rank 0 makes it up."""
-    name: list[str | None] = [None]
-    if dist.get_rank(ring) == 0:
-        number = next(_names_given)
-        run = os.environ.get("TORCHELASTIC_RUN_ID") or "none"
-        name[0] = (
-            f"train-{uuid.uuid4().hex[:16]}" if run == "none" else f"{run[:100]}-{number}" if number else run[:100]
-        )
-    dist.broadcast_object_list(name, src=dist.get_global_rank(ring, 0), group=ring)
-    if name[0] is None:
-        raise UsageError("rank 0 of the process group sent no job name")
-    return name[0]
-
-
-def _connect(**arguments: Any) -> SumsBuckets:
-    # Late, so that a state in mode "off" needs neither grpc nor a socket.
-    import p4reduce
-
-    return cast(SumsBuckets, p4reduce.connect(**arguments))
-
-
-def _resolve_mode(mode: str | None) -> Mode:
-    source = "argument mode"
-    if mode is None:
-        mode, source = os.environ.get("P4REDUCE_MODE") or "auto", "environment variable P4REDUCE_MODE"
-    if mode not in _MODES:
-        raise ConfigError(f"{source} is {mode!r}: the hook knows {', '.join(map(repr, _MODES))}")
-    return cast(Mode, mode)
-
-
-def _switch_can_reduce(buffer: torch.Tensor) -> bool:
-    return buffer.dtype == torch.float32 and buffer.layout == torch.strided and buffer.device.type == "cpu"
-
-
-def _size(buffer: torch.Tensor) -> int:
-    stored = buffer._values() if buffer.is_sparse else buffer
-    return stored.numel() * stored.element_size()
-
-
-def _raiser(error: Exception) -> WaitForMean:
-    def wait() -> None:
+def _raiser(error: Exception) -> Started:
+    def wait() -> Outcome:
         raise error
 
-    return wait
+    return Started(wait)
 
 
 def _raise_before_step(ledger: Ledger) -> Callable[..., None]:
@@ -376,12 +376,13 @@ def _raise_before_step(ledger: Ledger) -> Callable[..., None]:
     return check_reduction
 
 
-def _shut_down(completer: OrderedCompleter, step_hook: Any) -> None:
+def _shut_down(completer: OrderedCompleter, step_hook: Any, job: JobWay | None, ledger: Ledger) -> None:
     step_hook.remove()
     completer.stop()
-
-
-def _as_dict(stats: Any) -> dict[str, Any]:
-    if dataclasses.is_dataclass(stats) and not isinstance(stats, type):
-        return dataclasses.asdict(stats)
-    return dict(cast(Mapping[str, Any], stats))
+    if job is not None:
+        job.close()
+    if ledger.trace is not None:
+        try:
+            ledger.trace.write()
+        except OSError as error:
+            logger.error("no trace: %s", error)

@@ -117,7 +117,7 @@ def build_report(
         parameters_sha256=first["digest"],
         buckets_switch=stats[0]["buckets_switch"],
         buckets_ring=stats[0]["buckets_ring"],
-        gradient_bytes=sum(rank["bytes_switch"] + rank["bytes_ring"] for rank in stats),
+        gradient_bytes=sum(rank["bytes_switch"] + rank["bytes_ring"] + rank["bytes_plain"] for rank in stats),
         frames_sent=sum(rank["comm"]["core"]["frames_sent"] for rank in stats),
         retransmissions=sum(rank["comm"]["core"]["retransmissions"] for rank in stats),
         retransmission_causes={

@@ -6,7 +6,7 @@ Every rank runs the same buckets in the same order. For each of them:
 1. A maximum over a short header, which holds every number with both signs: so each rank learns the largest and the
    smallest, and all see alike whether they are about to reduce the same. Nothing whose length depends on the bucket
    is exchanged before.
-2. The maximum of the block exponents.
+2. The maximum of the block exponents; integers have none.
 3. The sum of the signed integers q = u - bias, in pieces, so that the memory this needs does not grow with the bucket.
    U = S + workers * bias is what the switch's lanes would hold.
 
@@ -75,7 +75,10 @@ class RingRunner:
         on_error: Callable[[P4ReduceError], None],
         name: str = "p4reduce-ring",
     ) -> None:
-        """`job`, `rank` are for messages and must fit the ring; ConfigError when the ring has other ranks."""
+        """`fmt`: the job's default format. `job`, `rank` are for messages and must fit the ring.
+
+        ConfigError when the ring has other ranks.
+        """
         if (ring.size, ring.rank) != (fmt.workers, rank):
             raise ConfigError(
                 f"job {job!r}: this is rank {rank} of {fmt.workers}, but rank {ring.rank} of {ring.size} on its ring"
@@ -87,8 +90,7 @@ class RingRunner:
         self._fmt = fmt
         self._on_done = on_done
         self._on_error = on_error
-        self._integer: type[np.signedinteger[Any]] = np.int64 if fmt.lane_bits == 64 else np.int32
-        self._scratch: npt.NDArray[np.signedinteger[Any]] = np.empty(0, dtype=self._integer)
+        self._scratch: npt.NDArray[np.uint8] = np.empty(0, dtype=np.uint8)
         self._changed = threading.Condition()
         self._queue: deque[Kept] = deque()
         self._busy = False
@@ -167,10 +169,11 @@ class RingRunner:
             except Exception as error:  # the other ranks must hear of it first
                 trouble = error
         self._compare(kept, count, trouble)
-        agreed, sums = own, np.zeros(0, dtype=self._fmt.lane_type)
+        agreed, sums = own, np.zeros(0, dtype=kept.format.lane_type)
         if count:
             agreed = np.array(own, dtype=np.uint8)
-            self._ring.max(agreed)
+            if len(agreed):
+                self._ring.max(agreed)
             sums = self._sum(kept, agreed, count)
         with self._delivery:
             if self._ended:
@@ -187,12 +190,14 @@ class RingRunner:
 
     def _compare(self, kept: Kept, count: int, trouble: Exception | None) -> None:
         """See to it that all ranks reduce the same, and have what they need for it."""
-        ours = np.array([kept.number, bucket_digest(kept.bucket, self._fmt.lane_bits, self._fmt.block), count])
+        # Lengths and types of the arrays to come are compared themselves: digests may be equal by chance.
+        what = [kept.number, bucket_digest(kept.bucket, self._fmt), count, kept.format.lane_bits, kept.format.block]
+        ours = np.array(what, dtype=np.int64)
         header = np.concatenate([ours, -ours, [0 if trouble is None else self._rank + 1]]).astype(np.int64)
         self._ring.max(header)
-        largest, smallest = header[:3], -header[3:6]
+        largest, smallest = header[: len(what)], -header[len(what) : -1]
         if (largest != smallest).any():
-            numbers, _, counts = (
+            numbers, _, counts, *_ = (
                 f"{low}" if low == high else f"{low} to {high}" for low, high in zip(smallest, largest, strict=True)
             )
             self._meet()
@@ -202,7 +207,7 @@ class RingRunner:
                 job=self._job,
                 bucket=kept.number,
             )
-        self._share_trouble(kept, trouble, 1 if header[6] else 0, int(header[6]) - 1)
+        self._share_trouble(kept, trouble, 1 if header[-1] else 0, int(header[-1]) - 1)
 
     def _share_trouble(self, kept: Kept, trouble: Exception | None, count: int, number: int) -> None:
         """Fail on all ranks when `count` of them, whose numbers add up to `number`, cannot take part.
@@ -228,15 +233,16 @@ class RingRunner:
 
     def _sum(self, kept: Kept, agreed: Exponents, count: int) -> Lanes:
         """Sums as the switch's lanes would hold them, in the memory of this rank's own integers."""
+        fmt = kept.format
         trouble: Exception | None = None
         try:
             lanes = kept.integers(agreed)
         except Exception as error:  # the other ranks must hear of it first
-            lanes, trouble = np.full(count, self._fmt.bias, dtype=self._fmt.lane_type), error
-        unsigned = np.uint64 if self._fmt.lane_bits == 64 else np.uint32
-        bias, zero = unsigned(self._fmt.bias), unsigned(self._fmt.workers * self._fmt.bias)
+            lanes, trouble = np.full(count, fmt.bias, dtype=fmt.lane_type), error
+        unsigned = np.uint64 if fmt.lane_bits == 64 else np.uint32
+        bias, zero = unsigned(fmt.bias), unsigned(fmt.workers * fmt.bias)
         for start in range(0, count, PIECE):
-            piece = self._piece(min(PIECE, count - start))
+            piece = self._piece(min(PIECE, count - start), np.int64 if fmt.lane_bits == 64 else np.int32)
             values = piece[_FLAGS:].view(unsigned)
             stop = start + len(values)
             piece[:_FLAGS] = 0 if trouble is None else (1, self._rank)
@@ -249,10 +255,11 @@ class RingRunner:
             np.copyto(lanes[start:stop], values, casting="unsafe")
         return lanes
 
-    def _piece(self, count: int) -> npt.NDArray[np.signedinteger[Any]]:
-        if len(self._scratch) < _FLAGS + count:
-            self._scratch = np.empty(_FLAGS + count, dtype=self._integer)
-        return self._scratch[: _FLAGS + count]
+    def _piece(self, count: int, integer: type[np.signedinteger[Any]]) -> npt.NDArray[np.signedinteger[Any]]:
+        size = (_FLAGS + count) * np.dtype(integer).itemsize
+        if len(self._scratch) < size:
+            self._scratch = np.empty(size, dtype=np.uint8)
+        return self._scratch[:size].view(integer)
 
     # Ends ------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the environment to a job: modes, job names, process groups."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import uuid
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal, cast
+
+import torch.distributed as dist
+
+from p4reduce.config import Settings
+from p4reduce.ddp.ring import TorchRing
+from p4reduce.ddp.ways import SumsBuckets
+from p4reduce.errors import ConfigError, UsageError
+
+Mode = Literal["auto", "require", "off"]
+_MODES = ("auto", "require", "off")
+RING_TIMEOUT = 60.0
+"""Seconds of one collective of the fallback: like the job's own deadline, a rank that is later is missed."""
+_names_given = itertools.count()
+"""Numbers the jobs named here, since every state of a process needs a job of its own."""
+
+
+def new_plain_group(process_group: dist.ProcessGroup | None, timeout: float) -> dist.ProcessGroup:
+    """A group with the members of `process_group` for buckets as they are; all members must call this.
+
+    A group of its own, because the user's collectives on theirs must not interleave with ours. Buckets in CPU memory
+    take gloo, those on a CUDA device NCCL where the process group has it.
+    """
+    if not dist.is_initialized():
+        raise UsageError("call torch.distributed.init_process_group() before making a P4ReduceState")
+    limit = timedelta(seconds=timeout)
+    nccl = "nccl" in dist.get_backend_config(process_group)
+    backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
+    if process_group is None:
+        group = dist.new_group(backend=backend, timeout=limit)
+    else:
+        members = dist.get_process_group_ranks(process_group)
+        group = dist.new_group(members, backend=backend, timeout=limit, use_local_synchronization=True)
+    if not isinstance(group, dist.ProcessGroup):
+        raise UsageError("this rank is not a member of the process group given to P4ReduceState")
+    return group
+
+
+def join_job(
+    group: dist.ProcessGroup,
+    process_group: dist.ProcessGroup | None,
+    mode: Mode,
+    timeout: float,
+    arguments: dict[str, Any],
+) -> SumsBuckets:
+    """Join a job with the ranks of `group`. `arguments` are for `p4reduce.connect`."""
+    arguments.setdefault("rank", dist.get_rank(group))
+    arguments.setdefault("world_size", dist.get_world_size(group))
+    if _job_is_unnamed(arguments):
+        arguments["job"] = _shared_job_name(group)
+    ring: TorchRing | None = None
+    if mode == "auto":
+        # Up front: once there is trouble it is too late to gather. gloo, since the job's integers are in CPU memory;
+        # apart from `group`, since the job's thread and the hook's must not interleave.
+        ring = TorchRing.from_group(process_group, min(timeout, RING_TIMEOUT), backend="gloo")
+    try:
+        # Late, so that a state in mode "off" needs neither grpc nor a socket.
+        import p4reduce
+
+        return cast(SumsBuckets, p4reduce.connect(mode=mode, ring=ring, **arguments))
+    except BaseException:
+        if ring is not None:
+            ring.close()
+        raise
+
+
+def resolve_mode(mode: str | None) -> Mode:
+    """The mode from the argument, the environment, or "auto". ConfigError names the source of a bad one."""
+    source = "argument mode"
+    if mode is None:
+        mode, source = os.environ.get("P4REDUCE_MODE") or "auto", "environment variable P4REDUCE_MODE"
+    if mode not in _MODES:
+        raise ConfigError(f"{source} is {mode!r}: the hook knows {', '.join(map(repr, _MODES))}")
+    return cast(Mode, mode)
+
+
+def _job_is_unnamed(arguments: Mapping[str, Any]) -> bool:
+    """Whether nobody chose a job name. torchrun's run id is no choice: it may be the word "none"."""
+    source = Settings.resolve(arguments).sources["job"]
+    return source in ("default", "environment TORCHELASTIC_RUN_ID")
+
+
+def _shared_job_name(group: dist.ProcessGroup) -> str:
+    """A job name for this call, the same on all ranks of the group: rank 0 makes it up."""
+    name: list[str | None] = [None]
+    if dist.get_rank(group) == 0:
+        number = next(_names_given)
+        run = os.environ.get("TORCHELASTIC_RUN_ID") or "none"
+        name[0] = (
+            f"train-{uuid.uuid4().hex[:16]}" if run == "none" else f"{run[:100]}-{number}" if number else run[:100]
+        )
+    dist.broadcast_object_list(name, src=dist.get_global_rank(group, 0), group=group)
+    if name[0] is None:
+        raise UsageError("rank 0 of the process group sent no job name")
+    return name[0]
