@@ -107,8 +107,8 @@ class Operations(Runs):
         """Take up the jobs that an earlier controller has left, before the first `switch_up` and any other call but
         `drain` and `set_policy`.
 
-        Every worker has a whole lease's time to open its stream again, see `await_return`. Records that make no sense, or no longer fit
-        the hosts file, are logged and forgotten.
+        Every worker has a whole lease's time to open its stream again, see `await_return`. Records that make no
+        sense, or no longer fit the hosts file, are logged and forgotten.
         """
         if self._switch_down is None:
             self._switch_down, self._down_since = STARTING, now
