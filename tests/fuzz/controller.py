@@ -50,6 +50,9 @@ CALLS: dict[str, Any] = {
     "Leave": pb.LeaveRequest,
     "Status": pb.StatusRequest,
     "Pools": pb.PoolsRequest,
+    "SetMode": pb.SetModeRequest,
+    "SetPolicy": pb.SetPolicyRequest,
+    "Evict": pb.EvictRequest,
 }
 
 
@@ -65,9 +68,18 @@ def fill(draw: random.Random, message: Any, epochs: list[int]) -> None:
         if draw.random() < 0.3:
             continue
         name = descriptor.name
-        if descriptor.message_type is not None:
+        if descriptor.message_type is not None and descriptor.message_type.GetOptions().map_entry:
+            for text in draw.sample(TEXTS, draw.choice((0, 1, 5))):
+                getattr(message, name)[text] = draw.choice(NUMBERS)
+        elif descriptor.label == descriptor.LABEL_REPEATED:
+            getattr(message, name).extend(draw.sample(TEXTS, draw.choice((0, 1, 5))))
+        elif descriptor.message_type is not None:
             fill(draw, getattr(message, name), epochs)
             getattr(message, name).SetInParent()
+        elif descriptor.type == descriptor.TYPE_BYTES:
+            setattr(message, name, draw.choice((b"", bytes(16), draw.randbytes(16), bytes(100_000))))
+        elif descriptor.cpp_type == descriptor.CPPTYPE_BOOL:
+            setattr(message, name, draw.random() < 0.5)
         elif descriptor.cpp_type == descriptor.CPPTYPE_STRING:
             setattr(message, name, draw.choice(TEXTS))
         elif descriptor.cpp_type == descriptor.CPPTYPE_DOUBLE:
@@ -112,7 +124,7 @@ class ControllerTarget:
         opened: list[Stream] = []
         calls: list[Any] = []
         for _ in range(draw.randrange(4, 14)):
-            kind = draw.choice(("Join", "Join", "Join", "Leave", "Describe", "Status", "Pools", "Progress", "raw"))
+            kind = draw.choice(("Join", "Join", "Join", *CALLS, "Progress", "raw"))
             self.found[kind] += 1
             if kind == "Progress":
                 opened.append(self._progress(draw, epochs))
@@ -123,9 +135,7 @@ class ControllerTarget:
         for call in calls:
             if self._cancelling and draw.random() < 0.3 and call.cancel():
                 self.found["cancelled"] += 1
-        running = [
-            job for job in rig.status().jobs if (job.job, job.epoch, job.state) == ("good", epochs[0], "running")
-        ]
+        running = [job for job in rig.status().jobs if (job.job, job.epoch, job.state) == ("good", epochs[0], "switch")]
         self.found["jobs that went on"] += len(running)
         self._leave(streams)
         self._end(draw, calls, opened)

@@ -72,10 +72,18 @@ class Storm:
     """One seed: a world, its storm, and its end."""
 
     def __init__(
-        self, seed: int, *, make: Callable[[], SwitchModel] | None = None, buckets: int = 60, seconds: float = 8.0
+        self,
+        seed: int,
+        *,
+        make: Callable[[], SwitchModel] | None = None,
+        buckets: int = 60,
+        seconds: float = 8.0,
+        only: tuple[str, ...] = (),
     ) -> None:
+        """`only`: nothing but these faults."""
         self.draw = draw = random.Random(f"storm {seed}")
-        self.deadly = draw.random() < 0.15
+        self.faults = only or MILD
+        self.deadly = draw.random() < 0.15 and not only
         self.early = draw.random() < 0.25
         """Ranks may leave in the middle of the storm."""
         sizes = draw.choice(((2,), (3,), (3,), (4,), (1,), (2, 2), (3, 2)))
@@ -163,7 +171,7 @@ class Storm:
         if world.now > self.seconds or world.wrong:
             return
         deadly = self.deadly and all(rank.driver is not None for rank in world.ranks) and self.draw.random() < 0.1
-        fault = self.draw.choice(DEADLY if deadly else MILD)
+        fault = self.draw.choice(DEADLY if deadly else self.faults)
         world.note(fault)
         world.seen[f"storm {fault}"] += 1
         undo = getattr(self, f"do_{fault}")()
