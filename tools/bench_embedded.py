@@ -169,8 +169,8 @@ def _switch(profile_name: str) -> Iterator[tuple[list[_Pump], int]]:
         for pump, reply in zip(pumps, replies, strict=True):
             pump.transport.set_endpoint((reply.endpoint_ip, reply.endpoint_port))
         yield pumps, replies[0].epoch
-        for pump in pumps:
-            client.leave("bench", replies[0].epoch, pump.rank)
+        for pump, reply in zip(pumps, replies, strict=True):
+            client.leave("bench", reply.epoch, pump.rank, credential=reply.credential)
 
 
 def _exchange(pumps: Sequence[_Pump], epoch: int, first_round: int, rounds: int) -> None:

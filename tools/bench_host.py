@@ -19,10 +19,10 @@ from p4reduce import constants, wire
 from p4reduce.core.batch import PayloadRows, ReceiveBatch, SendBatch
 from p4reduce.core.bucket import Reduction
 from p4reduce.core.config import CoreConfig
-from p4reduce.core.events import Stalled
 from p4reduce.core.worker import WorkerCore
-from p4reduce.driver import Driver, Verdict
+from p4reduce.driver import Driver
 from p4reduce.errors import P4ReduceError, UsageError
+from p4reduce.reports import Trouble, Verdict
 from p4reduce.transport.base import BATCH_FRAMES
 from p4reduce.transport.udp import UdpTransport
 from p4reduce.wire import Kind
@@ -60,7 +60,7 @@ def _reflect(pipe: Connection, profile_name: str) -> None:
     transport.close()
 
 
-def _no_trouble(report: P4ReduceError | Stalled) -> Verdict:
+def _no_trouble(report: Trouble) -> Verdict:
     return Verdict(report if isinstance(report, P4ReduceError) else UsageError(f"stalled: {report}"))
 
 

@@ -17,6 +17,7 @@ import pytest
 from helpers.cut_storm import DEADLY, MILD, Storm, hurried
 
 from p4reduce import pipeline
+from p4reduce.core.ledger import Ledger
 from p4reduce.core.stream import Stream
 from p4reduce.orders import Answer, Hold
 from p4reduce.path import Path
@@ -126,3 +127,8 @@ def test_an_order_told_before_it_is_on_disk_is_wrong(monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(Jobs, "_issue", tell_first)
     assert "two orders have the number" in caught("crash", "mode")
+
+
+def test_a_core_that_keeps_everything_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ledger, "drop_committed", lambda _: None)
+    assert "keeps" in caught("policy")
