@@ -193,7 +193,7 @@ def controllers() -> Iterator[Any]:
             ports = {n + 1: f"127.0.1.{n + 1}" for n in range(WORLD)}
             switch = stack.enter_context(EmbeddedSwitch(udp_ports=ports, loss=loss, seed=5))
             hosts = Hosts.embedded(switch.grpc_address, switch.endpoints, profile="w5")
-            return str(stack.enter_context(ControllerServer(hosts, lease_seconds=2.0)).address)
+            return str(stack.enter_context(ControllerServer(hosts, lease_seconds=10.0)).address)
 
         yield start
 
