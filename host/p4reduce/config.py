@@ -73,8 +73,10 @@ def _level(value: object) -> str:
 
 def _mode(value: object) -> str:
     text = _text(value).lower()
+    if text == "ring":  # as operators may say it, too
+        return "off"
     if text not in MODES:
-        raise ValueError(f"must be one of {', '.join(MODES)}")
+        raise ValueError(f"must be one of {', '.join(MODES)} (or ring, which is off)")
     return text
 
 

@@ -150,7 +150,7 @@ def test_every_variable_is_read() -> None:
         (TORCHRUN | {"P4REDUCE_CONTROLLER": "ipv4:a:1,b"}, r"controller='ipv4:a:1,b'"),
         (TORCHRUN | {"P4REDUCE_CONTROLLER": "a:1,b:2"}, r"controller='a:1,b:2' .*ipv4:host:port,host:port"),
         (TORCHRUN | {"P4REDUCE_CONTROLLER": "dns:///a"}, r"controller='dns:///a'"),
-        (TORCHRUN | {"P4REDUCE_MODE": "ring"}, r"mode='ring' \(.*P4REDUCE_MODE\) must be one of auto, require, off"),
+        (TORCHRUN | {"P4REDUCE_MODE": "rings"}, r"mode='rings' \(.*P4REDUCE_MODE\) must be one of auto, require, off"),
         (TORCHRUN | {"P4REDUCE_SLOTS_MIN": str(constants.SLOTS + 1)}, rf"slots_min='{constants.SLOTS + 1}'"),
         (
             TORCHRUN | {"P4REDUCE_SLOTS_MIN": "9", "P4REDUCE_SLOTS_WANT": "8"},
@@ -248,3 +248,9 @@ def test_secrets_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_path_may_be_a_path(tmp_path: Path) -> None:
     assert resolve({"tls_ca": tmp_path / "ca.pem"}, **TORCHRUN).tls_ca == str(tmp_path / "ca.pem")
+
+
+def test_ring_is_another_word_for_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (TORCHRUN | {"P4REDUCE_MODE": "Ring"}).items():
+        monkeypatch.setenv(name, value)
+    assert Settings.resolve({}).mode == "off"

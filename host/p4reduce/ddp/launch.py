@@ -17,8 +17,8 @@ from p4reduce.ddp.ring import TorchRing
 from p4reduce.ddp.ways import SumsBuckets
 from p4reduce.errors import ConfigError, UsageError
 
-Mode = Literal["auto", "require", "off"]
-_MODES = ("auto", "require", "off")
+Mode = Literal["auto", "require", "ring", "off"]
+_MODES = ("auto", "require", "ring", "off")
 RING_TIMEOUT = 60.0
 """Seconds of one collective of the fallback: like the job's own deadline, a rank that is later is missed."""
 _names_given = itertools.count()
@@ -59,7 +59,7 @@ def join_job(
     if _job_is_unnamed(arguments):
         arguments["job"] = _shared_job_name(group)
     ring: TorchRing | None = None
-    if mode == "auto":
+    if mode in ("auto", "ring"):
         # Up front: once there is trouble it is too late to gather. gloo, since the job's integers are in CPU memory;
         # apart from `group`, since the job's thread and the hook's must not interleave.
         ring = TorchRing.from_group(process_group, min(timeout, RING_TIMEOUT), backend="gloo")
@@ -67,7 +67,7 @@ def join_job(
         # Late, so that a state in mode "off" needs neither grpc nor a socket.
         import p4reduce
 
-        return cast(SumsBuckets, p4reduce.connect(mode=mode, ring=ring, **arguments))
+        return cast(SumsBuckets, p4reduce.connect(mode="off" if mode == "ring" else mode, ring=ring, **arguments))
     except BaseException:
         if ring is not None:
             ring.close()

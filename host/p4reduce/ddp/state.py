@@ -52,7 +52,9 @@ class P4ReduceState:
         comm: where the job's buckets go. None only in mode "off".
         process_group: the group the DDP model was built with; None is the default group. Every member must construct
             its state at the same point of the program, because a group is made here.
-        mode: "auto"; "require" (only through `from_env`: no fallback to torch.distributed, an error instead); "off".
+        mode: "auto"; "off" (no job: everything goes to torch.distributed as it is); and, through `from_env` alone,
+            "require" (no fallback to torch.distributed, an error instead) and "ring" (a job that begins on the ring
+            path, with the same bits as on the switch path, until an operator says otherwise).
         timeout: seconds until a bucket counts as lost (StalledError on the switch path).
         own_comm: close `comm` together with the state.
         lane_bits, rounding, error_feedback, exact_steps, seed: see `p4reduce.ddp.numbers.Numbers`.
