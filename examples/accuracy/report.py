@@ -85,11 +85,11 @@ def plot(results: Results, path: Path) -> None:
     tasks = [group for group in results if group != "sweep"]
     figure, axes = pyplot.subplots(1, len(results), figsize=(5 * len(results), 4.2), layout="constrained")
     for axis, group in zip(axes, tasks, strict=False):
-        for name, runs in results[group].items():
+        for number, (name, runs) in enumerate(results[group].items()):
             curves = [run.losses for run in runs]
             means = [sum(at) / len(at) for at in zip(*curves, strict=True)]
-            axis.plot([10 * (k + 1) for k in range(len(means))], means, label=name, linewidth=1)
-        axis.set(title=group, xlabel="% of the steps", ylabel="loss on held-out data", yscale="log")
+            axis.plot([10 * (k + 1) for k in range(len(means))], means, label=name, linewidth=1, **_style(name, number))
+        axis.set(title=group, xlabel="% of the steps", ylabel="loss on held-out data")
     axes[0].legend(fontsize=7)
     powers, losses, halves = [], [], []
     for name, runs in results["sweep"].items():
@@ -101,4 +101,9 @@ def plot(results: Results, path: Path) -> None:
     base, half = interval([run.loss for run in results["digits"]["float32"]])
     axes[-1].axhspan(base - half, base + half, alpha=0.3, color="gray")
     axes[-1].set(title="digits, one fixed factor, 32 bits", xlabel="log2 of the factor", ylabel="loss (10 at most)")
+    axes[-1].set_yscale("log")
     figure.savefig(path, dpi=120)
+
+
+def _style(name: str, number: int) -> dict[str, Any]:
+    return {"color": f"C{number % 10}" if number < 10 else "black", "linestyle": "--" if "feedback" in name else "-"}

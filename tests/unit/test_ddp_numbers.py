@@ -124,8 +124,10 @@ def test_every_bucket_of_every_step_has_a_seed_of_its_own() -> None:
     [
         ({}, (32, "nearest", 0)),
         ({"rounding": "stochastic", "seed": 5}, (32, "stochastic", bucket_seed(5, 1, 0))),
-        ({"lane_bits": 16}, (16, "stochastic", bucket_seed(0, 1, 0))),
-        ({"lane_bits": 8, "seed": 5}, (8, "stochastic", bucket_seed(5, 1, 0))),
+        ({"lane_bits": 16}, (16, "nearest", 0)),
+        ({"lane_bits": 16, "error_feedback": False}, (16, "stochastic", bucket_seed(0, 1, 0))),
+        ({"lane_bits": 8, "error_feedback": False, "seed": 5}, (8, "stochastic", bucket_seed(5, 1, 0))),
+        ({"lane_bits": 8, "rounding": "stochastic", "seed": 5}, (8, "stochastic", bucket_seed(5, 1, 0))),
         ({"lane_bits": 8, "rounding": "nearest"}, (8, "nearest", 0)),
         ({"lane_bits": 8, "exact_steps": 2}, (32, "nearest", 0)),
     ],
@@ -138,7 +140,8 @@ def test_what_the_communicator_is_asked_for(options: dict[str, Any], wanted: tup
     assert len(comm.calls) == 3, "one bucket in the first step, two in the second"
     call = comm.calls[1]
     assert (call["lane_bits"], call["rounding"], call["seed"]) == wanted
-    feeds_back = options.get("lane_bits", 32) < 32 and not options.get("exact_steps")
+    coarse = options.get("lane_bits", 32) < 32 and not options.get("exact_steps")
+    feeds_back = coarse and options.get("error_feedback", True)
     assert (call["residual"] is not None) == feeds_back
 
 

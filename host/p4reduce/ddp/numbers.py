@@ -30,7 +30,7 @@ class Numbers:
     lane_bits: int = 32
     """Bits of a lane: 32, 16 or 8. Fewer bits, fewer bytes on the wire, a coarser sum."""
     rounding: Rounding | None = None
-    """None: "nearest" with 32 bits, "stochastic" with fewer."""
+    """None: "stochastic" with fewer than 32 bits and no error feedback, else "nearest" (docs/numerics.md has the study)."""
     error_feedback: bool | None = None
     """Add what rounding took from a gradient to the next one. None: with fewer than 32 bits."""
     exact_steps: int = 0
@@ -57,7 +57,8 @@ class Numbers:
         """For `Communicator.allreduce_async`: bucket `index` of backward pass `step`."""
         if step < self.exact_steps:
             return {"lane_bits": 32, "rounding": "nearest"}
-        rounding = self.rounding or ("nearest" if self.lane_bits == 32 else "stochastic")
+        coarse = self.lane_bits < 32 and not self.feeds_back
+        rounding = self.rounding or ("stochastic" if coarse else "nearest")
         if rounding == "nearest":
             return {"lane_bits": self.lane_bits, "rounding": rounding}
         return {"lane_bits": self.lane_bits, "rounding": rounding, "seed": bucket_seed(self.seed, step, index)}
