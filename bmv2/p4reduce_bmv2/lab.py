@@ -205,8 +205,9 @@ class Lab:
         down = f"`p4reduce lab down --name {self.name}`"
         if problems:
             raise SwitchError(f"lab {self.name!r} is there, but {'; '.join(problems)}: {down} removes it")
-        if LabOptions.from_dict(state.options) != options:
-            raise SwitchError(f"lab {self.name!r} is up with other options: {state.options}; {down} removes it")
+        other = differences(LabOptions.from_dict(state.options).as_dict(), options.as_dict())
+        if other:
+            raise SwitchError(f"lab {self.name!r} is up with other options: {', '.join(other)}; {down} removes it")
 
     def _make(self, state: LabState, options: LabOptions) -> None:
         plan = _topology(options, state.prefix, False)
@@ -346,6 +347,34 @@ class Lab:
             if row < len(counters):
                 found[way]["wire"] = asdict(counters[row])
         return found
+
+
+def readable(name: str, value: Any) -> str:
+    """An option's value as one would give it: 100mbit, 1ms, 0.1%."""
+    if name == "rate":
+        for unit, size in (("gbit", 1e9), ("mbit", 1e6), ("kbit", 1e3)):
+            if value >= size:
+                return f"{value / size:g}{unit}"
+        return f"{value:g}bit" if value else "unlimited"
+    if name == "delay":
+        for unit, size in (("s", 1.0), ("ms", 1e-3)):
+            if value >= size:
+                return f"{value / size:g}{unit}"
+        return f"{value / 1e-6:g}us" if value else "0"
+    if name in ("loss", "duplicate", "reorder"):
+        return f"{100 * value:g}%"
+    return f"{value:g}s" if name == "deadline" else str(value)
+
+
+def differences(there: dict[str, Any], asked: dict[str, Any]) -> list[str]:
+    """Which of a lab's options are not those asked for, with both values."""
+    found = []
+    for name, value in there.items():
+        if name == "shape":
+            found += differences(value, asked[name])
+        elif value != asked[name]:
+            found.append(f"{name} {readable(name, value)}, not {readable(name, asked[name])}")
+    return found
 
 
 def require(options: LabOptions) -> None:

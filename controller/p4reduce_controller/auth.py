@@ -57,6 +57,14 @@ MAX_JOINS = 768
 MAX_LEAVES = 1024
 MAX_STREAMS = 2048
 MAX_WATCHERS = 32
+JOINS_EACH = MAX_JOINS // 2
+LEAVES_EACH = MAX_LEAVES // 2
+STREAMS_EACH = MAX_STREAMS // 2
+"""Of these, how many one token may have open; without tokens, one address."""
+MAX_LEAVE_SECONDS = 60.0
+"""How long a Leave may wait for the others; who says more waits so long."""
+FIRST_REPORT_SECONDS = 5.0
+"""How long a progress stream may stay open without a report."""
 _PEERS = 1024
 """Addresses whose rates are remembered; who is forgotten begins with a full burst."""
 
@@ -137,6 +145,8 @@ class Caller:
 
     operator: bool
     patterns: tuple[str, ...]
+    owner: bytes = field(default=b"", repr=False)
+    """The digest of the token; empty without tokens."""
 
     def may_see(self, job: str) -> bool:
         """Whether a job is this caller's, or all are."""
@@ -154,6 +164,7 @@ class Gate:
         self._rates = Rates(CALLS_A_SECOND, CALL_BURST, clock)
         self._lock = threading.Lock()
         self._counts: dict[str, int] = {}
+        self._shares: dict[tuple[str, bytes | str], int] = {}
 
     def caller(self, context: grpc.ServicerContext) -> Caller:
         """Who calls. UNAUTHENTICATED without a token, PERMISSION_DENIED with a wrong one."""
@@ -171,7 +182,7 @@ class Gate:
         if not operator and not patterns:
             self._count_wrong(context)
             raise RefusedError(Code.PERMISSION_DENIED, "the token is none of this controller's: ask who runs it")
-        return Caller(operator, tuple(patterns))
+        return Caller(operator, tuple(patterns), _digest(token))
 
     def check_join(self, context: grpc.ServicerContext, job: str) -> None:
         """Whether the caller may join this job now."""
@@ -198,18 +209,32 @@ class Gate:
                 f"too many calls from {address}: at most {CALLS_A_SECOND:.0f} a second, try again later",
             )
 
-    def enter(self, what: str, most: int) -> Callable[[], None]:
-        """Count a call that lasts, up to `most` at a time. Returns what must be called when it ends."""
+    def enter(self, what: str, most: int, each: int, context: grpc.ServicerContext) -> Callable[[], None]:
+        """Count a call that lasts: up to `most` at a time, up to `each` of one token, or address without tokens.
+
+        Returns what must be called when it ends.
+        """
+        share = what, self.caller(context).owner or peer(context)
         with self._lock:
             if self._counts.get(what, 0) >= most:
                 raise RefusedError(
                     Code.RESOURCE_EXHAUSTED, f"{most} {what} are open, which is the limit: try again later"
                 )
+            if self._shares.get(share, 0) >= each:
+                whose = "this token" if self._tokens is not None else "this address"
+                raise RefusedError(
+                    Code.RESOURCE_EXHAUSTED,
+                    f"{each} {what} of {whose} are open, which is the limit for one: try again later",
+                )
             self._counts[what] = self._counts.get(what, 0) + 1
+            self._shares[share] = self._shares.get(share, 0) + 1
 
         def leave() -> None:
             with self._lock:
                 self._counts[what] -= 1
+                self._shares[share] -= 1
+                if not self._shares[share]:
+                    del self._shares[share]
 
         return leave
 

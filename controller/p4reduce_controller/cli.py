@@ -34,7 +34,7 @@ def build_parser() -> argparse.ArgumentParser:
         description="Look at a p4reduce controller, and tell it what to do.",
         epilog="Exit codes: 0 well; 1 refused, or what was asked for has failed; 2 wrong usage; 3 no controller.",
     )
-    parser.add_argument("--version", action="version", version=f"p4reduce {__version__}")
+    parser.add_argument("--version", action="version", version=f"p4reducectl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     cli_views.add(commands, common)
     cli_operate.add(commands, common)

@@ -49,6 +49,8 @@ _NO_CONNECTION = (
     "socket closed",
 )
 _TLS_WORDS = ("handshake", "certificate", "ssl", "tls")
+# What the service says to programs, and what that is at a terminal.
+_SHOWS_ALL, _JOBS_SHOWS_ALL = "an empty name shows all", "`p4reducectl jobs` shows all"
 _FORBIDDEN = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
 
 
@@ -171,14 +173,14 @@ def explain(error: grpc.RpcError, connection: Connection) -> tuple[str, int]:
     if unconnected and any(word in lower for word in _TLS_WORDS):
         return (
             f"no TLS with {connection.address}: the controller must use TLS, and its certificate must be signed by "
-            f"--tls-ca and name the address as you write it ({details})",
+            f"--tls-ca and name the address as you write it{_own_hint(connection)} ({details})",
             EXIT_UNREACHABLE,
         )
     if unconnected or code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return (
             f"no controller at {connection.address} within {connection.timeout:g} s: start one with "
             f"`p4reduce-controller serve`, or name it with --controller or {ENVIRONMENT}"
-            + ("" if connection.ca else "; if it uses TLS, give --tls-ca"),
+            + (_own_hint(connection) if connection.ca else "; if it uses TLS, give --tls-ca"),
             EXIT_UNREACHABLE,
         )
     if code is grpc.StatusCode.UNAVAILABLE:
@@ -188,7 +190,12 @@ def explain(error: grpc.RpcError, connection: Connection) -> tuple[str, int]:
         return f"{name}: {details}" + ("" if "token" in lower and connection.token else f": {hint}"), EXIT_REFUSED
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return f"the controller at {connection.address} does not know this command: upgrade it", EXIT_REFUSED
-    return f"{name}: {details}", EXIT_REFUSED
+    return f"{name}: {details.replace(_SHOWS_ALL, _JOBS_SHOWS_ALL)}", EXIT_REFUSED
+
+
+def _own_hint(connection: Connection) -> str:
+    """What may be missing besides: a controller that asks for a certificate closes the connection without a word."""
+    return "" if connection.certificate else "; if it asks for a client certificate, give --tls-cert and --tls-key too"
 
 
 def _read(option: str, path: str) -> bytes | None:

@@ -8,13 +8,14 @@ import threading
 import time
 from typing import Any
 
+import grpc
 from rich.console import Console
 
 from p4reduce.errors import ConfigError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import cli_documents as documents
 from p4reduce_controller.cli_client import EXIT_REFUSED, MAX_TIMEOUT, Client
-from p4reduce_controller.cli_output import grid, job_name, make_console, names, note, print_json, safe
+from p4reduce_controller.cli_output import aside, grid, job_name, make_console, names, note, print_json, safe
 
 MODES = ("auto", "require", "off", "ring")
 POLL_SECONDS = 0.2
@@ -30,6 +31,12 @@ _SECONDS = {
 _COUNTS = {
     "early-resend": "send again at once after so many later results; 0 turns it off",
     "window": "slots that a worker uses at once at most, in new epochs; 0: all it leased",
+}
+_STAYING_ADVICE = {
+    "without a ring path": "wait for their end, or end them with `p4reducectl evict JOB`",
+    "mode require": "`p4reducectl mode JOB off` moves one now, `p4reducectl mode JOB auto` then lets it come back",
+    "reason unknown": "`p4reducectl jobs` shows their modes, and which have no ring path",
+    "ending": "ranks have left already: wait for their end, or end them with `p4reducectl evict JOB`",
 }
 
 
@@ -84,7 +91,7 @@ def run_drain(client: Client, options: argparse.Namespace) -> int:
         "staying": list(reply.staying),
     }
     if not options.json:
-        _show_drain(make_console(), document)
+        _show_drain(make_console(), document, _why_staying(client, document["staying"]))
     if wait is not None:
         document["left"], document["waited_seconds"] = _wait_until_empty(client, wait)
         if not options.json:
@@ -94,20 +101,30 @@ def run_drain(client: Client, options: argparse.Namespace) -> int:
     return EXIT_REFUSED if document.get("left", document["staying"]) else 0
 
 
-def _show_drain(console: Console, document: dict[str, Any]) -> None:
+def _why_staying(client: Client, staying: list[str]) -> dict[str, list[str]]:
+    """The jobs that a drain leaves on the switch, by why."""
+    found: dict[str, list[str]] = {}
+    if not staying:
+        return found
+    try:
+        jobs = {job.job: job for job in client.call("Status", pb.StatusRequest()).jobs}
+    except grpc.RpcError:  # the drain itself has been done, and that is what has to be said
+        return {"reason unknown": staying}
+    for name in staying:
+        job = jobs.get(name, pb.JobStatus())
+        why = "without a ring path" if not job.ring else "mode require" if job.mode == "require" else "ending"
+        found.setdefault(why, []).append(name)
+    return found
+
+
+def _show_drain(console: Console, document: dict[str, Any], staying: dict[str, list[str]]) -> None:
     console.print(f"switch {safe(document['switch'])} is drained: no epoch begins on it")
     if document["moving"]:
         note(console, "moving to the ring path", names(document["moving"]))
-    if document["staying"]:
-        note(
-            console,
-            "staying on the switch",
-            f"{names(document['staying'])}: without a ring path, or in mode require. Wait for their end, set "
-            f"`p4reducectl mode JOB auto`, or end them with `p4reducectl evict JOB`",
-            "yellow",
-        )
+    for why, jobs in staying.items():
+        note(console, f"staying on the switch ({why})", f"{names(jobs)}: {_STAYING_ADVICE[why]}", "yellow")
     if not document["moving"] and not document["staying"]:
-        console.print("  no job was on it")
+        aside(console, "no job was on it")
 
 
 def _wait_until_empty(client: Client, seconds: float) -> tuple[list[str], float]:
@@ -130,7 +147,7 @@ def _show_left(console: Console, document: dict[str, Any]) -> None:
     if document["left"]:
         note(console, f"still on it after {document['waited_seconds']:.1f} s", names(document["left"]), "red")
     else:
-        console.print(f"  empty after {document['waited_seconds']:.1f} s: it can be stopped")
+        aside(console, f"empty after {document['waited_seconds']:.1f} s: it can be stopped")
 
 
 def run_undrain(client: Client, options: argparse.Namespace) -> int:

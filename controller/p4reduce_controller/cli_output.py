@@ -94,6 +94,11 @@ def note(console: Console, head: str, text: str, style: str = "") -> None:
     console.print(Padding(line, (0, 0, 0, 2)) if console.width < PIPE_WIDTH else line, soft_wrap=False)
 
 
+def aside(console: Console, text: str) -> None:
+    """A short line that belongs to notes: indented where they are."""
+    console.print(f"{'  ' if console.width < PIPE_WIDTH else ''}{safe(text)}")
+
+
 def slots_text(base: int, size: int) -> str:
     """A range of slots, empty without any."""
     return f"{base}..{base + size - 1}" if size else ""

@@ -229,13 +229,15 @@ def table(shown: Document, width: int) -> RenderableType:
         parts.append(Text(f"trouble: {safe(shown['switch']['trouble'])}", "red"))
     if not shown["jobs"]:
         return Group(*parts, "no jobs")
-    names = ("job", "state", "path", ">ranks", ">buckets/s", ">frames/s", ">resent", ">rtt", ">fallbacks")
+    names = ("", "job", "state", "path", ">ranks", ">buckets/s", ">frames/s", ">resent", ">rtt", ">fallbacks")
     rows = grid(*names, gap=1)
     notes: list[RenderableType] = []
+    marks = _marks(shown)
     for job in shown["jobs"]:
         name = Text(safe(job["job"]))
-        name.truncate(max(13, width - 67), overflow="ellipsis")
+        name.truncate(max(11, width - 69), overflow="ellipsis")
         rows.add_row(
+            Text(*marks.get(job["job"], ("", ""))),
             name,
             state(job["state"]),
             state(job["path"]),
@@ -262,14 +264,26 @@ def short(rate: float | None) -> str:
     return f"{rate:.0f} T"
 
 
+def _holders(shown: Document) -> list[Document]:
+    return sorted((job for job in shown["jobs"] if job["pool_size"]), key=lambda job: int(job["pool_base"]))
+
+
+def _marks(shown: Document) -> dict[str, tuple[str, str]]:
+    """The letter and the colour of each job that holds slots, the same in the bar and in the table."""
+    return {
+        job["job"]: (_LETTERS[index % len(_LETTERS)], _COLOURS[index % len(_COLOURS)])
+        for index, job in enumerate(_holders(shown))
+    }
+
+
 def _bar(shown: Document, width: int) -> Text:
     """The switch's slots from first to last: a letter and a colour for each job, dots for what is free."""
     total, leased = shown["slots"]["total"], shown["slots"]["leased"]
     cells: list[tuple[str, str]] = [("·", "dim")] * max(8, width)
-    holders = sorted((job for job in shown["jobs"] if job["pool_size"]), key=lambda job: int(job["pool_base"]))
-    for index, job in enumerate(holders):
+    marks = _marks(shown)
+    for job in _holders(shown):
         first = job["pool_base"] * len(cells) // max(1, total)
         last = (job["pool_base"] + job["pool_size"]) * len(cells) // max(1, total)
         for cell in range(first, min(len(cells), max(first + 1, last))):
-            cells[cell] = (_LETTERS[index % len(_LETTERS)], _COLOURS[index % len(_COLOURS)])
+            cells[cell] = marks[job["job"]]
     return Text.assemble(*cells, f" {leased}/{total} slots")

@@ -3,18 +3,19 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import logging
 import re
+import sys
 import time
 from typing import IO, Any
 
 FIELDS = ("job", "epoch", "rank", "bucket")
-_MENTIONED = {name: re.compile(rf"\b{name} (\d+)\b") for name in FIELDS[1:]} | {
-    "job": re.compile(r"""\bjob ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""")
-}
+_MENTIONED = {name: re.compile(rf"\b{name} ([0-9]{{1,20}})\b") for name in FIELDS[1:]}
+_JOB = re.compile(r"""\bjob ('(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")""", re.DOTALL)
 """How messages speak of these things, everywhere in this project."""
+_ESCAPE = re.compile(r"\\(x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8}|.)", re.DOTALL)
+_LETTERS = {"n": "\n", "r": "\r", "t": "\t"}
 FORMATS = ("text", "json")
 _KEY = "p4reduce"
 
@@ -30,18 +31,39 @@ def fields_of(record: logging.LogRecord) -> dict[str, object]:
     return {name: given[name] for name in FIELDS if name in given}
 
 
+def printable(text: str) -> str:
+    """The text with everything escaped that would break a line or garble a terminal."""
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "surrogatepass").decode() for c in text)
+
+
 def mentioned(message: str) -> dict[str, object]:
-    """What a message is about, as far as it says so: for lines that were logged without fields."""
+    """What a message is about, as far as it says so: for lines that were logged without fields. Never raises."""
     found: dict[str, object] = {}
-    for name in FIELDS:
-        match = _MENTIONED[name].search(message)
+    job = _JOB.search(message)
+    if job is not None:
+        found["job"] = _ESCAPE.sub(_unescaped, job[1][1:-1])
+        # A job may be called "epoch 7".
+        message = _JOB.sub("job", message)
+    for name, pattern in _MENTIONED.items():
+        match = pattern.search(message)
         if match is not None:
-            found[name] = ast.literal_eval(match[1])
+            found[name] = int(match[1])
     return found
 
 
+def _unescaped(match: re.Match[str]) -> str:
+    """One of the escapes that repr() writes."""
+    said = match[1]
+    if len(said) == 1:
+        return _LETTERS.get(said, said)
+    code = int(said[1:], 16)
+    return chr(code) if code <= sys.maxunicode else match[0]
+
+
 class TextFormatter(logging.Formatter):
-    """One line for people, with the fields as key=value at its end."""
+    """One line for people, with the fields as key=value at its end. Only a traceback adds lines."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s: %(message)s")
@@ -49,7 +71,11 @@ class TextFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:
         """See logging.Formatter."""
         suffix = " ".join(f"{name}={_plain(value)}" for name, value in fields_of(record).items())
-        return super().formatMessage(record) + (f" [{suffix}]" if suffix else "")
+        return printable(super().formatMessage(record) + (f" [{suffix}]" if suffix else ""))
+
+    def formatException(self, ei: Any) -> str:
+        """See logging.Formatter."""
+        return "\n".join(printable(line) for line in super().formatException(ei).split("\n"))
 
 
 class JsonFormatter(logging.Formatter):

@@ -13,6 +13,7 @@ from p4reduce.errors import ConfigError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller.admission import Claim, Code, RefusedError
 from p4reduce_controller.hosts import Hosts
+from p4reduce_controller.logs import printable
 from p4reduce_controller.model import (
     Answer,
     Fence,
@@ -40,7 +41,7 @@ _TROUBLES = {
     pb.Trouble.ABORTED: Reason.ABORTED,
 }
 _MAX_MESSAGE = 1000
-"""Characters of a worker's trouble or answer that are passed on."""
+"""Characters of a worker's trouble or answer that are passed on, with what does not print escaped."""
 _MAX_COUNTERS = 64
 _MAX_COUNTER_NAME = 64
 """Of a worker's counters: what is beyond is left out."""
@@ -86,10 +87,10 @@ def report(message: pb.ProgressReport, credential: bytes = b"") -> Report:
     if message.HasField("trouble"):
         said = message.trouble
         reason = _TROUBLES.get(said.code, Reason.ABORTED)
-        trouble = Fence(reason, said.message[:_MAX_MESSAGE], (), said.bucket)
+        trouble = Fence(reason, _text(said.message), (), said.bucket)
     if message.HasField("answer"):
         given = message.answer
-        answer = Answer(given.order, given.bucket, given.failed, given.message[:_MAX_MESSAGE])
+        answer = Answer(given.order, given.bucket, given.failed, _text(given.message))
     names = sorted(name for name in message.counters if len(name) <= _MAX_COUNTER_NAME and name.isprintable())
     return Report(
         message.job,
@@ -105,6 +106,11 @@ def report(message: pb.ProgressReport, credential: bytes = b"") -> Report:
         rtt=_seconds(message.rtt_seconds),
         credential=credential,
     )
+
+
+def _text(said: str) -> str:
+    """A worker's words, as logs and fences show them."""
+    return printable(said[:_MAX_MESSAGE])[:_MAX_MESSAGE]
 
 
 def _seconds(said: float) -> float:

@@ -22,6 +22,16 @@ MAX_SAID = 500
 """Characters of a rank's answer that are passed on."""
 
 
+_HEALTHY = "the switch is healthy again"
+_WHY_BACK = {"drained": "the switch is not drained any more", "no_room": "there is room on the switch"}
+"""Why a job goes to the switch, by why it was on the ring path."""
+
+
+def _why_back(job: Job) -> str:
+    reason = job.path_reason.partition(": ")[0]
+    return f"mode {job.mode}" if reason == "operator" else _WHY_BACK.get(reason, _HEALTHY)
+
+
 class Promotion(Cuts):
     """Going (back) to the switch path."""
 
@@ -99,7 +109,7 @@ class Promotion(Cuts):
             return self._drop_trial(job, signal.now)
         first = max(run.running.first_bucket, *(answer.bucket for answer in run.answers.values()))
         job.promotions += 1
-        job.path, job.path_reason = Path.SWITCH, "the switch is healthy again"
+        job.path, job.path_reason = Path.SWITCH, _why_back(job)
         run.settled, run.counted, run.counters = signal.now, run.plan.number, {}
         run.waiting_since = None
         for worker in run.workers.values():

@@ -30,6 +30,8 @@ from p4reduce_controller.states import State
 MAX_COUNTERS = 64
 """Counters that are kept of a worker."""
 MAX_COUNTER_NAME = 64
+MAX_LEAVES_EACH = 2
+"""Leaves of one rank that wait at a time."""
 
 
 def _seconds(said: float) -> float:
@@ -167,7 +169,11 @@ class Runs(Promotion):
         elif worker.state is WorkerState.LEFT:
             self._actions.append(LeaveDone(signal.ticket))
         elif worker.leaving is not None:
-            worker.leaving.tickets.append(signal.ticket)
+            tickets = worker.leaving.tickets
+            if len(tickets) >= MAX_LEAVES_EACH:
+                message = f"job {job.name!r}: a newer Leave of rank {signal.rank} has taken this one's place"
+                self._refuse([tickets.pop(0)], Code.ABORTED, message)
+            tickets.append(signal.ticket)
         else:
             worker.heard = signal.now
             worker.submitted = max(worker.submitted, signal.submitted)

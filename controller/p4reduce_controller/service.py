@@ -20,12 +20,17 @@ from p4reduce.wire import profile
 from p4reduce_controller import messages
 from p4reduce_controller.admission import MAX_WAIT_SECONDS, Code, Refusal, RefusedError, check, check_version
 from p4reduce_controller.auth import (
+    FIRST_REPORT_SECONDS,
+    JOINS_EACH,
+    LEAVES_EACH,
     MAX_JOINS,
+    MAX_LEAVE_SECONDS,
     MAX_LEAVES,
     MAX_STREAMS,
     MAX_WATCHERS,
     REPORT_BURST,
     REPORTS_A_SECOND,
+    STREAMS_EACH,
     Gate,
     Rates,
     credential,
@@ -63,7 +68,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             with _refusals(context):
                 self._gate.check_join(context, request.job)
                 applicant = check(messages.claim(request), self._coordinator.hosts, self._profile)
-                stack.callback(self._gate.enter("joins", MAX_JOINS))
+                stack.callback(self._gate.enter("joins", MAX_JOINS, JOINS_EACH, context))
             number, mailbox = stack.enter_context(self._coordinator.mailbox())
             context.add_callback(lambda: self._coordinator.withdraw(number))
             self._coordinator.join(applicant, number)
@@ -86,27 +91,37 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         with ExitStack() as stack:
             with _refusals(context):
                 self._gate.caller(context)
-                stack.callback(self._gate.enter("progress streams", MAX_STREAMS))
+                stack.callback(self._gate.enter("progress streams", MAX_STREAMS, STREAMS_EACH, context))
             number, mailbox = stack.enter_context(self._coordinator.mailbox())
             if not context.add_callback(lambda: self._coordinator.broken(number)):
                 return
+            opening = _Opening()
             reader = threading.Thread(
                 target=self._read_reports,
-                args=(number, credential(context.invocation_metadata()), request_iterator),
+                args=(number, credential(context.invocation_metadata()), request_iterator, opening),
                 name=f"p4reduce-reports-{number}",
                 daemon=True,
             )
             reader.start()
+            if not opening.wait(FIRST_REPORT_SECONDS):
+                _abort(
+                    context,
+                    Refusal(Code.DEADLINE_EXCEEDED, f"no report within {FIRST_REPORT_SECONDS:g} s: open it again"),
+                )
             # Ends at the latest when the RPC does: `broken` puts an end into the mailbox.
             while (mail := mailbox.get()) is not None:
                 if not isinstance(mail, pb.Directive):
                     _abort(context, mail)
                 yield mail
 
-    def _read_reports(self, number: int, secret: bytes, reports: Iterator[pb.ProgressReport]) -> None:
+    def _read_reports(
+        self, number: int, secret: bytes, reports: Iterator[pb.ProgressReport], opening: _Opening
+    ) -> None:
         rates = Rates(REPORTS_A_SECOND, REPORT_BURST)
         try:
             for report in reports:
+                if not opening.begin():
+                    return  # too late: a rank that is registered now would be lost at once
                 # Who reports too often is read more slowly, and gRPC slows the sender down.
                 while (wait := rates.wait("")) > 0:
                     time.sleep(wait)
@@ -115,6 +130,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             pass  # how gRPC ends the iterator of a call that was cancelled or whose client died
         finally:
             self._coordinator.broken(number)
+            opening.begin()
 
     def Leave(self, request: pb.LeaveRequest, context: grpc.ServicerContext) -> pb.LeaveReply:
         """See the protocol."""
@@ -126,7 +142,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                     raise RefusedError(
                         Code.INVALID_ARGUMENT, f"wait_seconds {wait} makes no sense: 0 to {MAX_WAIT_SECONDS:.0f}"
                     )
-                stack.callback(self._gate.enter("leaves", MAX_LEAVES))
+                wait = request.wait_seconds = min(wait, MAX_LEAVE_SECONDS)
+                stack.callback(self._gate.enter("leaves", MAX_LEAVES, LEAVES_EACH, context))
             number, mailbox = stack.enter_context(self._coordinator.mailbox())
             context.add_callback(lambda: self._coordinator.close(number))
             self._coordinator.leave(request, number, credential(context.invocation_metadata()))
@@ -163,7 +180,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                         Code.INVALID_ARGUMENT,
                         f"interval_seconds {interval:g} makes no sense: {MIN_INTERVAL:g} to {MAX_INTERVAL:.0f}",
                     )
-                stack.callback(self._gate.enter("watches", MAX_WATCHERS))
+                stack.callback(self._gate.enter("watches", MAX_WATCHERS, MAX_WATCHERS, context))
                 reply = self._status(request.job, context)
             number, mailbox = stack.enter_context(self._coordinator.mailbox())
             if not context.add_callback(lambda: self._coordinator.close(number)):
@@ -237,6 +254,31 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         if isinstance(mail, pb.Directive):
             raise TypeError("a directive is no answer to this call")
         return mail
+
+
+class _Opening:
+    """What came first on a progress stream: a report, or the end of the time for it.
+
+    A report that makes no sense counts: the coordinator answers it with a refusal, which ends the stream.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._decided = threading.Event()
+        self._late = False
+
+    def begin(self) -> bool:
+        """A report is there, or none will come. Whether it is in time."""
+        with self._lock:
+            self._decided.set()
+            return not self._late
+
+    def wait(self, seconds: float) -> bool:
+        """Wait for `begin`. Whether it came in time; it is too late afterwards."""
+        self._decided.wait(seconds)
+        with self._lock:
+            self._late = not self._decided.is_set()
+            return not self._late
 
 
 @contextmanager

@@ -166,6 +166,7 @@ class SqliteStore:
         self._path = Path(path)
         self._clock = clock
         with contextlib.ExitStack() as undo:
+            _check_place(self._path)
             undo.callback(_take_lock(self._path).close)
             self._connection = self._open()
             undo.callback(self._connection.close)
@@ -227,7 +228,19 @@ class SqliteStore:
         if report != ["ok"] or missing or version < 1:
             what = f"no table {', '.join(sorted(missing))}" if missing else "; ".join(report).replace("\n", " ")
             raise self._damaged(f"schema {version}, {what}")
+        self._check_epoch(connection)
         return int(version)
+
+    def _check_epoch(self, connection: sqlite3.Connection) -> None:
+        try:
+            rows = connection.execute("SELECT last FROM epoch LIMIT 2").fetchall()
+        except sqlite3.OperationalError as error:
+            raise self._damaged(f"the last epoch: {error}") from None
+        if len(rows) != 1:
+            raise self._damaged("it holds no last epoch" if not rows else "it holds several last epochs")
+        (last,) = rows[0]
+        if not isinstance(last, int) or last < 0:
+            raise self._damaged(f"it holds {str(last)[:40]!r} as the last epoch")
 
     def _damaged(self, what: str) -> ConfigError:
         return ConfigError(
@@ -325,6 +338,24 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+
+
+def _check_place(path: Path) -> None:
+    """ConfigError for what can be no state file, before anything is made beside it."""
+    folder = path.parent
+    try:
+        if path.name in ("", ".."):
+            raise ConfigError(f"cannot use {str(path)!r} as the state file: it names a folder: name a file")
+        if not folder.exists():
+            raise ConfigError(
+                f"{path}: cannot use the state file: the folder {folder} does not exist: mkdir -p {folder}"
+            )
+        if path.is_dir():
+            raise ConfigError(f"{path}: cannot use the state file: Is a directory: name a file in it")
+        if path.exists() and not path.is_file():
+            raise ConfigError(f"{path}: cannot use the state file: not a regular file")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot use the state file: {error.strerror or error}") from None
 
 
 def _take_lock(path: Path) -> Any:

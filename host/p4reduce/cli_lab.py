@@ -179,21 +179,33 @@ def _show(report: dict[str, Any], options: argparse.Namespace, headline: str) ->
     if options.json:
         print(json.dumps(report))
         return 1 if report["problems"] else 0
+    from p4reduce_bmv2.lab import readable
+
     made = report["options"]
     what = f"{made['switch']} switch, profile {made['profile']}, {made['workers']} workers"
     print(f"lab {report['name']} {headline}: {what}" if headline else f"lab {report['name']}: {what}")
-    shape = ", ".join(f"{name} {value:g}" for name, value in made["shape"].items() if value)
+    shape = ", ".join(f"{name} {readable(name, value)}" for name, value in made["shape"].items() if value)
     if shape:
-        print(f"links: {shape} (rate in bit/s, delay in s, each way; faults by {report['impairer']})")
+        print(f"links: {shape} (each way; faults by {report['impairer']})")
     for name, process in report["processes"].items():
         print(f"{name}: pid {process['pid']}{'' if process['alive'] else ', ENDED'}")
     print(f"controller: {report['controller']}, from inside the lab; logs in {report['folder']}")
     for worker in report["workers"]:
         answer = {True: "answers", False: "DOES NOT ANSWER", None: "not asked"}[worker.get("answers")]
         print(f"rank {worker['rank']}: {worker['ip']} in namespace {worker['netns']}, port {worker['port']} {answer}")
+        if worker.get("link"):
+            print(f"  frames lost {', '.join(f'{way}: {_lost(link)}' for way, link in worker['link'].items())}")
     for problem in report["problems"]:
         print(f"p4reduce lab: {problem}", file=sys.stderr)
     return 1 if report["problems"] else 0
+
+
+def _lost(link: dict[str, Any]) -> str:
+    """What one direction of a link lost, by who dropped it; 0 when nobody did."""
+    drops = {kind: row["drops"] for kind, row in link["tc"].items()}
+    wire = link.get("wire", {})
+    drops |= {"wire": wire.get("lost", 0), "full queues": wire.get("overflow", 0)}
+    return " + ".join(f"{count} ({who})" for who, count in drops.items() if count) or "0"
 
 
 @contextmanager

@@ -155,6 +155,9 @@ def test_two_standbys_share_file_and_address(lab: Lab) -> None:
         (("--policy", "window=1"), "window must be 0"),
         (("--policy", "silent_seconds=5"), "0 < silent <= fallback, not 5.0 <= 1.0"),
         (("--state", "/nowhere/state.db"), "/nowhere/state.db: cannot use the state file"),
+        (("--state", ""), "cannot use '.' as the state file: it names a folder"),
+        (("--state", "/"), "cannot use '/' as the state file: it names a folder"),
+        (("--state", "/dev/null"), "/dev/null: cannot use the state file: not a regular file"),
     ],
 )
 def test_bad_options_are_one_line(

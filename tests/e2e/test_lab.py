@@ -20,11 +20,12 @@ from typing import Any
 import pytest
 from helpers import lab as labs
 
+from p4reduce import cli_lab
 from p4reduce.cli import main
 from p4reduce.errors import SwitchError, UsageError
 from p4reduce_bmv2 import lab as lab_module
 from p4reduce_bmv2 import lab_run, lab_shape, lab_state, lab_wire, netns
-from p4reduce_bmv2.lab import Lab, LabOptions
+from p4reduce_bmv2.lab import Lab, LabOptions, differences
 from p4reduce_bmv2.lab_shape import Shape
 from p4reduce_bmv2.lab_state import Folder, LabState, Process
 from p4reduce_bmv2.topology import Topology
@@ -84,7 +85,8 @@ class TestCommands:
             assert json.loads(again.stdout)["processes"] == there["processes"]
             other = labs.cli("up", "--name", name, "--workers", "3", "--switch", kind)
             assert other.returncode == 1
-            assert "is up with other options" in other.stderr
+            text = "is up with other options: workers 2, not 3, profile w5, not w34, rate 200mbit, not unlimited; "
+            assert text in other.stderr
             assert there["problems"] == []
             assert [worker["answers"] for worker in there["workers"]] == [True, True]
             assert there["options"]["shape"]["rate"] == 200e6
@@ -94,7 +96,8 @@ class TestCommands:
             shown = labs.cli("status", "--name", name)
             assert shown.returncode == 0
             assert f"rank 1: 10.0.0.2 in namespace {Folder(name).prefix}w2, port 2 answers" in shown.stdout
-            assert "rate 2e+08" in shown.stdout
+            assert "links: rate 200mbit (each way; faults by none)" in shown.stdout
+            assert shown.stdout.count("  frames lost up: 0, down: 0") == 2
         finally:
             down = labs.cli("down", "--name", name)
         assert (down.returncode, down.stdout) == (0, f"lab {name} is removed\n")
@@ -467,6 +470,18 @@ class TestRefusals:
             assert main(["lab", "status", "--name", "odd"]) == 1
             assert text in capsys.readouterr().err
         folder.forget()
+
+    def test_losses(self) -> None:
+        rows = {"tbf": {"packets": 9, "bytes": 900, "drops": 0}, "netem": {"packets": 9, "bytes": 900, "drops": 4}}
+        assert cli_lab._lost({"tc": rows}) == "4 (netem)"
+        assert cli_lab._lost({"tc": {}, "wire": {"lost": 3, "overflow": 2}}) == "3 (wire) + 2 (full queues)"
+        assert cli_lab._lost({"tc": {}}) == "0"
+
+    def test_differences(self) -> None:
+        there, asked = LabOptions(shape=Shape(rate=1e8, delay=0.001)), LabOptions(3, shape=Shape(1e8, loss=0.001))
+        found = differences(there.as_dict(), asked.as_dict())
+        assert found == ["workers 2, not 3", "delay 1ms, not 0", "loss 0%, not 0.1%"]
+        assert differences(there.as_dict(), there.as_dict()) == []
 
 
 class TestShape:

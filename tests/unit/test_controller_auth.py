@@ -4,19 +4,32 @@
 from __future__ import annotations
 
 import logging
+import queue
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
-from helpers.controller import DEADLINE, HOSTS, Rig, Stream, refused
+from helpers.controller import DEADLINE, HOSTS, Rig, Stream, refused, until
 
 from p4reduce.errors import ConfigError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
-from p4reduce_controller.auth import Caller, Rates, Tls, Tokens, bearer, check_listen, credential, is_loopback
+from p4reduce_controller import service
+from p4reduce_controller.admission import RefusedError
+from p4reduce_controller.auth import (
+    Caller,
+    Gate,
+    Rates,
+    Tls,
+    Tokens,
+    bearer,
+    check_listen,
+    credential,
+    is_loopback,
+)
 from p4reduce_controller.fake import FakeSwitch
 from p4reduce_controller.server import ControllerServer
 
@@ -184,6 +197,96 @@ class TestCalls:
         assert len(caplog.records) > 2
         for hidden in (TEAM_A, OPERATOR, reply.credential.hex(), repr(reply.credential)):
             assert hidden not in caplog.text
+
+
+class Context:
+    """Of a call, as far as the gate looks."""
+
+    def __init__(self, peer: str) -> None:
+        self._peer = peer
+
+    def peer(self) -> str:
+        return self._peer
+
+
+class TestShares:
+    """Nobody takes what others need."""
+
+    def test_joins_of_one_token(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(service, "JOINS_EACH", 2)
+        waiting = [
+            rig.stub.Join.future(rig.request(0, job=f"a/{n}"), timeout=DEADLINE, metadata=secret(TEAM_A))
+            for n in range(2)
+        ]
+        until(lambda: len(rig.stub.Status(pb.StatusRequest(), metadata=secret(OPERATOR)).jobs) == 2)
+        code, text = attempt(rig, "Join", rig.request(0, job="c/x"), secret(TEAM_A))
+        assert (code, text) == (
+            "RESOURCE_EXHAUSTED",
+            "2 joins of this token are open, which is the limit for one: try again later",
+        )
+        assert TEAM_A not in text
+        assert attempt(rig, "Join", rig.request(0, job="b/one", world_size=1), secret(TEAM_B))[0] == "OK"
+        for call in waiting:
+            call.cancel()
+        until(lambda: attempt(rig, "Join", rig.request(0, job="c/x", world_size=1), secret(TEAM_A))[0] == "OK")
+
+    def test_streams_of_one_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(service, "STREAMS_EACH", 1)
+        rig = Rig()
+        try:
+            replies = rig.join_all()
+            first = Stream(rig.stub, replies[0].epoch, 0, credential=replies[0].credential)
+            assert first.next().HasField("registered")
+            second = Stream(rig.stub, replies[1].epoch, 1, credential=replies[1].credential)
+            code, text = refused(second.next)
+            assert (code, "1 progress streams of this address" in text) == ("RESOURCE_EXHAUSTED", True)
+        finally:
+            rig.close()
+
+    def test_a_stream_without_a_report_is_ended(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(service, "FIRST_REPORT_SECONDS", 0.1)
+        monkeypatch.setattr(service, "STREAMS_EACH", 1)
+        rig = Rig()
+        try:
+            for _ in range(2):
+                silent: queue.SimpleQueue[None] = queue.SimpleQueue()
+                call = rig.stub.Progress(iter(silent.get, None), timeout=DEADLINE)
+                code, text = refused(lambda call=call: next(call))  # type: ignore[misc]
+                silent.put(None)
+                assert (code, "no report within 0.1 s" in text) == ("DEADLINE_EXCEEDED", True)
+        finally:
+            rig.close()
+
+    def test_a_report_that_is_too_late_registers_nobody(self) -> None:
+        late, early = service._Opening(), service._Opening()
+        assert [late.wait(0.0), late.begin(), late.begin()] == [False, False, False]
+        assert [early.begin(), early.wait(0.0), early.begin()] == [True, True, True]
+
+    def test_leaves_wait_no_longer_than_a_minute(self, rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+        said: list[float] = []
+
+        def leave(request: pb.LeaveRequest, number: int, _: bytes) -> None:
+            said.append(request.wait_seconds)
+            rig.server.coordinator.close(number)
+
+        monkeypatch.setattr(rig.server.coordinator, "leave", leave)
+        for wait in (59.0, 61.0, 86400.0):
+            assert attempt(rig, "Leave", pb.LeaveRequest(wait_seconds=wait), secret(TEAM_A))[0] == "OK"
+        assert said == [59.0, 60.0, 60.0]
+        assert attempt(rig, "Leave", pb.LeaveRequest(wait_seconds=86401.0), secret(TEAM_A))[0] == "INVALID_ARGUMENT"
+
+    def test_what_ends_is_forgotten(self) -> None:
+        gate = Gate()
+        first, second, third = (cast(grpc.ServicerContext, Context(f"ipv4:10.0.0.{n}:1")) for n in (1, 2, 3))
+        ends = [gate.enter("x", 3, 2, first) for _ in range(2)]
+        with pytest.raises(RefusedError, match="2 x of this address"):
+            gate.enter("x", 3, 2, first)
+        gate.enter("x", 3, 2, second)
+        with pytest.raises(RefusedError, match="3 x are open"):
+            gate.enter("x", 3, 2, third)
+        for end in ends:
+            end()
+        assert list(gate._shares) == [("x", "10.0.0.2")]
 
 
 def test_metadata() -> None:

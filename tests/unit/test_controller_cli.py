@@ -15,6 +15,7 @@ import grpc
 import pytest
 from helpers.cli_servicer import EPOCH, RING, Fake, job, switch, worker
 
+from p4reduce import __version__
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import cli, cli_output, serve
 
@@ -264,7 +265,7 @@ def test_jobs_of_a_name(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(fake, "counters", "b") == 1
     capsys.readouterr()
     assert run(fake, "jobs", "nobody") == 1
-    assert capsys.readouterr().err == "p4reducectl: NOT_FOUND: no job 'nobody': an empty name shows all\n"
+    assert capsys.readouterr().err == "p4reducectl: NOT_FOUND: no job 'nobody': `p4reducectl jobs` shows all\n"
 
 
 @pytest.mark.parametrize(
@@ -422,6 +423,13 @@ def test_wrong_usage(arguments: list[str], capsys: pytest.CaptureFixture[str]) -
             main(arguments)
         assert caught.value.code == 2
         assert "usage:" in capsys.readouterr().err
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--version"])
+    assert caught.value.code == 0
+    assert capsys.readouterr().out == f"p4reducectl {__version__}\n"
 
 
 @pytest.mark.parametrize("arguments", [["drain"], ["mode", "a"], ["mode", "a", "fast"], ["evict"], ["policy", "--min"]])

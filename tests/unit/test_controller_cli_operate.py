@@ -41,12 +41,23 @@ def test_drain_says_who_moves(fake: Fake, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_drain_with_jobs_that_stay(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
-    fake.servicer.replies["Drain"] = pb.DrainReply(moving=["a"], staying=["b", "c"])
+    fake.servicer.replies["Drain"] = pb.DrainReply(moving=["a"], staying=["b", "c", "d"])
+    fake.servicer.jobs = [job("b", mode="require", ring=True), job("c", ring=False), job("d", mode="auto", ring=True)]
     assert run(fake, "drain", "s1") == 1
-    assert "staying on the switch: b, c: without a ring path, or in mode require." in capsys.readouterr().out
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "staying on the switch (without a ring path): c: wait for their end, or end them with" in shown
+    assert "staying on the switch (ending): d: ranks have left already" in shown
+    assert "staying on the switch (mode require): b: `p4reducectl mode JOB off` moves one now" in shown
     assert run(fake, "drain", "s1", "--json") == 1
     document = json.loads(capsys.readouterr().out)
-    assert document == {"switch": "s1", "drained": True, "moving": ["a"], "staying": ["b", "c"]}
+    assert document == {"switch": "s1", "drained": True, "moving": ["a"], "staying": ["b", "c", "d"]}
+
+
+def test_drain_says_so_even_where_nobody_says_why_jobs_stay(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    fake.servicer.replies["Drain"] = pb.DrainReply(staying=["b"])
+    fake.servicer.refuse["Status"] = (grpc.StatusCode.INTERNAL, "no")
+    assert run(fake, "drain", "s1") == 1
+    assert "staying on the switch (reason unknown): b: `p4reducectl jobs` shows" in capsys.readouterr().out
 
 
 def test_drain_of_an_idle_switch(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
@@ -63,7 +74,7 @@ def test_drain_waits_until_the_switch_is_empty(
     fake.servicer.replies["Drain"] = pb.DrainReply(moving=["a"], staying=["b"])
     fake.servicer.pools = [leased("a", "b"), leased("b"), leased("b"), leased()]
     assert run(fake, "drain", "s1", "--wait", "60") == 0
-    assert [name for name, _ in fake.servicer.asked] == ["Drain", "Pools", "Pools", "Pools", "Pools"]
+    assert [name for name, _ in fake.servicer.asked] == ["Drain", "Status", "Pools", "Pools", "Pools", "Pools"]
     assert "it can be stopped" in capsys.readouterr().out
 
 

@@ -72,7 +72,7 @@ def test_every_call_carries_the_token(
     ):
         assert run(fake, *command, *arguments) == 0
     names = [name for name, _ in fake.servicer.asked]
-    assert names == ["Status", "Pools", "Watch", "SetMode", "SetPolicy", "Drain", "Pools", "Evict"]
+    assert names == ["Status", "Pools", "Watch", "SetMode", "SetPolicy", "Drain", "Status", "Pools", "Evict"]
     assert fake.servicer.tokens == [f"Bearer {SECRET}"] * len(names)
     captured = capsys.readouterr()
     assert SECRET not in captured.out + captured.err
@@ -214,7 +214,9 @@ def test_mutual_tls_without_a_certificate_that_counts(
     with serving(certificates, mutual=True) as server:
         assert run(server, "status", "--timeout", "2", *tls(certificates, own=own)) == 3
         assert server.servicer.asked == []
-    assert capsys.readouterr().err.count("\n") == 1
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert ("if it asks for a client certificate, give --tls-cert and --tls-key too" in err) == (not own)
 
 
 def test_a_controller_that_another_authority_vouches_for(

@@ -93,7 +93,7 @@ def test_looking(controller: ControllerServer, capsys: pytest.CaptureFixture[str
         assert run(controller, command) == 0
     assert "[train]" in capsys.readouterr().out
     assert run(controller, "jobs", "nobody") == 1
-    assert capsys.readouterr().err == "p4reducectl: NOT_FOUND: no job 'nobody': an empty name shows all\n"
+    assert capsys.readouterr().err == "p4reducectl: NOT_FOUND: no job 'nobody': `p4reducectl jobs` shows all\n"
     assert run(controller, "top", "nobody", "--once") == 1
     assert "NOT_FOUND: no job 'nobody'" in capsys.readouterr().err
 

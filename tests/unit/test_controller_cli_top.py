@@ -133,7 +133,7 @@ def test_once(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "controller 0.1.0, up 11 s; switch s1: connected, profile w34, 1024 slots"
     assert lines[1] == "aaaa" + 60 * "·" + " 64/1024 slots"
     assert lines[3].split() == [
-        *("train", "switch", "switch", "2/2", "5.00", "100", "0.00", "%", "0.80", "ms", "0"),
+        *("a", "train", "switch", "switch", "2/2", "5.00", "100", "0.00", "%", "0.80", "ms", "0"),
     ]
     assert lines[4].split()[:5] == ["other", "ring", "ring", "2/2", "5.00"]
     assert lines[5] == "other: bucket 17: no result for 1.0 s"
@@ -192,6 +192,16 @@ def test_the_pool_as_a_bar() -> None:
     assert cli_top._bar(summary(document(1.0), None), 8).plain == "········ 0/1024 slots"
 
 
+def test_the_bar_and_the_table_share_letters() -> None:
+    jobs = [job("late", pool_base=512, pool_size=256), job("ring", pool_size=0), job("early", pool_base=0)]
+    console = Console(width=100, force_terminal=False, highlight=False)
+    with console.capture() as captured:
+        console.print(cli_top.table(summary(document(1.0, *jobs), None), width=100))
+    lines = captured.get().splitlines()
+    assert lines[1].startswith("aaaa" + 28 * "·" + 16 * "b")
+    assert [line.split()[:2] for line in lines[3:6]] == [["b", "late"], ["ring", "switch"], ["a", "early"]]
+
+
 def test_the_table_fits_80_columns() -> None:
     name = "llama-pretraining-run-with-a-long-name-2026-11-30"
     counters = {"frames_sent": 10**9, "retransmissions": 10**8}
@@ -208,7 +218,7 @@ def test_the_table_fits_80_columns() -> None:
     lines = captured.get().splitlines()
     assert max(len(line.rstrip()) for line in lines) <= 80
     (row,) = [line for line in lines if " preparing " in line]
-    assert " ".join(row.split()) == "llama-pretra… preparing ring 64/64 500 k 32.0 G 10.0 % 500 ms 12345"
+    assert " ".join(row.split()) == "b llama-pret… preparing ring 64/64 500 k 32.0 G 10.0 % 500 ms 12345"
     assert " ".join(captured.get().split()).count("why") == 30
 
 

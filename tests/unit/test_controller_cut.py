@@ -117,6 +117,7 @@ def test_the_whole_way_there_and_back() -> None:
     assert [order.number for order in rig.orders(streams[0])] == [1, 2, 3, 4, 5, 6]
     job = rig.record()
     assert (job.path, job.promotions, job.fallbacks) == (Path.SWITCH, 1, {"integrity": 1})
+    assert job.path_reason == "the switch is healthy again"
     assert [plan.number for plan in rig.jobs.live()] == [epoch + 2]
 
 

@@ -88,6 +88,16 @@ def test_a_leave_that_is_repeated_is_answered_with_the_first() -> None:
     assert all(isinstance(rig.answer(call), LeaveDone) for call in calls)
 
 
+def test_of_many_leaves_of_a_rank_the_last_two_wait() -> None:
+    rig, epoch, streams = running(2)
+    calls = [rig.leave(epoch, 0, submitted=8, wait_seconds=30.0) for _ in range(4)]
+    for call in calls[:2]:
+        code, text = rig.refusal(call)
+        assert (code, "a newer Leave of rank 0" in text) == (Code.ABORTED, True)
+    rig.report(streams[1], 8, 8)
+    assert all(isinstance(rig.answer(call), LeaveDone) for call in calls[2:])
+
+
 def test_a_leaver_still_has_to_live() -> None:
     rig, epoch, streams = running(2)
     call = rig.leave(epoch, 0, submitted=8, wait_seconds=30.0)

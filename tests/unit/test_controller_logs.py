@@ -7,7 +7,11 @@ import json
 import logging
 import sys
 
-from p4reduce_controller.logs import JsonFormatter, TextFormatter, about
+import pytest
+
+from p4reduce.proto import controller_pb2 as pb
+from p4reduce_controller import messages
+from p4reduce_controller.logs import JsonFormatter, TextFormatter, about, mentioned
 
 
 def record(message: str = "bucket %d is late", *arguments: object, **fields: object) -> logging.LogRecord:
@@ -60,3 +64,46 @@ def test_json_keeps_tracebacks() -> None:
         made.exc_info = sys.exc_info()
     found = json.loads(JsonFormatter().format(made))
     assert "ValueError: odd" in found["traceback"]
+
+
+def test_text_is_one_line_and_leaves_the_terminal_alone() -> None:
+    made = record("said \x1b[31m%s", "a\nb\u202e", job="x\x07")
+    text = TextFormatter().format(made)
+    assert text.endswith("said \\x1b[31ma\\nb\\u202e [job=x\\x07]")
+    assert text.isprintable()
+    try:
+        raise ValueError("odd\x1b")
+    except ValueError:
+        made.exc_info = sys.exc_info()
+    lines = TextFormatter().format(made).split("\n")
+    assert lines[1] == "Traceback (most recent call last):"
+    assert lines[-1] == "ValueError: odd\\x1b"
+
+
+@pytest.mark.parametrize(
+    ("message", "found"),
+    [
+        ("epoch 007, rank 00", {"epoch": 7, "rank": 0}),
+        ("epoch \u0663", {}),
+        ("epoch " + "9" * 5000, {}),
+        ("job 'epoch 5': rank 3", {"job": "epoch 5", "rank": 3}),
+        ("job 'a': instead of job 'rank 9'", {"job": "a"}),
+        (f"job {chr(10) + chr(0xE4) + chr(7)!r} is late", {"job": "\n\u00e4\a"}),
+        ("job 'a\nb'", {"job": "a\nb"}),
+        (r"job '\x \d \N{} \Uffffffff'", {"job": r"x d N{} \Uffffffff"}),
+        ("job 'not closed, epoch 4", {"epoch": 4}),
+    ],
+)
+def test_whatever_a_message_mentions_the_line_is_written(message: str, found: dict[str, object]) -> None:
+    assert mentioned(message) == found
+    assert json.loads(JsonFormatter().format(record(message, "")))["message"] == message
+
+
+def test_words_of_workers_are_escaped() -> None:
+    said = "\x1b]0;x\x07\nERROR forged \u202e" + "\x00" * 2000
+    found = messages.report(pb.ProgressReport(trouble=pb.Trouble(message=said), answer=pb.Answer(message=said)))
+    assert found.trouble is not None
+    assert found.answer is not None
+    for text in (found.trouble.message, found.answer.message):
+        assert text.startswith("\\x1b]0;x\\x07\\nERROR forged \\u202e\\x00")
+        assert (text.isprintable(), len(text)) == (True, 1000)

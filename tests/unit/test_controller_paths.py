@@ -66,6 +66,7 @@ def test_mode_off_begins_on_the_ring_and_stays_there() -> None:
     rig.answer_all(streams)
     rig.answer_all(streams, 3, 4)
     assert (rig.record().path, rig.record().run.order.first_bucket) == (Path.SWITCH, 4)
+    assert rig.record().path_reason == "mode auto"
 
 
 def test_the_job_is_on_disk_before_it_is_granted() -> None:
@@ -203,6 +204,10 @@ def test_drain_and_undrain() -> None:
     rig.note(rig.jobs.undrain(4.0))
     rig.tick(4.0)
     assert rig.record("auto").state is State.PREPARING, "an operator's cut says nothing about the switch's health"
+    rig.switch()
+    rig.answer_all(streams["auto"][1], 3, 2)
+    rig.answer_all(streams["auto"][1], 3, 2)
+    assert rig.record("auto").path_reason == "the switch is not drained any more"
 
 
 JOBS = {

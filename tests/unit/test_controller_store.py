@@ -261,7 +261,7 @@ def test_files_of_something_else_are_refused_and_left_alone(tmp_path: Path) -> N
         with pytest.raises(ConfigError, match=message):
             SqliteStore(path)
         assert path.read_bytes() == before
-    with pytest.raises(ConfigError, match=r"nowhere/state\.db: cannot use the state file: .*No such file"):
+    with pytest.raises(ConfigError, match=r"the folder .*/nowhere does not exist: mkdir -p .*/nowhere$"):
         SqliteStore(tmp_path / "nowhere" / "state.db")
 
 
@@ -304,11 +304,52 @@ def test_damaged_pages_are_found(tmp_path: Path) -> None:
         SqliteStore(path)
 
 
-def test_an_epoch_that_makes_no_sense(tmp_path: Path) -> None:
+@pytest.mark.parametrize("given", ["", ".", "/", "..", "folder"])
+def test_a_folder_is_no_state_file(given: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "folder").mkdir()
+    monkeypatch.chdir(tmp_path if given == "folder" else tmp_path / "folder")
+    with pytest.raises(ConfigError, match=r"state file.*: name a file"):
+        open_store(given)
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_only_regular_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        SqliteStore(tmp_path / "pipe")
+    with pytest.raises(ConfigError, match="not a regular file"):
+        SqliteStore("/dev/null")
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "what"),
+    [
+        ("UPDATE epoch SET last = 'banana'", "'banana' as the last epoch"),
+        ("UPDATE epoch SET last = -1", "'-1' as the last epoch"),
+        ("UPDATE epoch SET last = 1.5", "'1.5' as the last epoch"),
+        ("DELETE FROM epoch", "no last epoch"),
+        ("DROP TABLE epoch; CREATE TABLE epoch (last); INSERT INTO epoch VALUES (1), (2)", "several last epochs"),
+        ("DROP TABLE epoch; CREATE TABLE epoch (other)", "no such column"),
+    ],
+)
+def test_an_epoch_that_makes_no_sense(tmp_path: Path, statement: str, what: str) -> None:
+    path = tmp_path / "state.db"
+    SqliteStore(path).close()
+    with closing(sqlite3.connect(path)) as connection:
+        connection.executescript(statement)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=rf"state\.db: the state file is damaged \(.*{what}"):
+            SqliteStore(path)
+
+
+def test_an_epoch_of_schema_1_that_makes_no_sense(tmp_path: Path) -> None:
     path = tmp_path / "state.db"
     schema_1(path, "banana")
-    with closing(SqliteStore(path)) as store, pytest.raises(StoreError, match="'banana' as the last epoch"):
-        store.next()
+    before = path.read_bytes()
+    with pytest.raises(ConfigError, match="'banana' as the last epoch"):
+        SqliteStore(path)
+    assert path.read_bytes() == before
 
 
 def test_a_file_that_cannot_be_written_hands_out_nothing(tmp_path: Path, clock: Clock) -> None:
