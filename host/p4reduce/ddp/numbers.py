@@ -30,7 +30,7 @@ class Numbers:
     lane_bits: int = 32
     """Bits of a lane: 32, 16 or 8. Fewer bits, fewer bytes on the wire, a coarser sum."""
     rounding: Rounding | None = None
-    """None: "stochastic" with fewer than 32 bits and no error feedback, else "nearest" (docs/numerics.md has the study)."""
+    """None: "stochastic" with fewer than 32 bits and no error feedback, else "nearest"; docs/numerics.md says why."""
     error_feedback: bool | None = None
     """Add what rounding took from a gradient to the next one. None: with fewer than 32 bits."""
     exact_steps: int = 0
