@@ -34,7 +34,7 @@ _COUNTS = {
 }
 _STAYING_ADVICE = {
     "without a ring path": "wait for their end, or end them with `p4reducectl evict JOB`",
-    "mode require": "`p4reducectl mode JOB off` moves one now, `p4reducectl mode JOB auto` then lets it come back",
+    "mode require": "`p4reducectl mode JOB auto` lets one move",
     "reason unknown": "`p4reducectl jobs` shows their modes, and which have no ring path",
     "ending": "ranks have left already: wait for their end, or end them with `p4reducectl evict JOB`",
 }

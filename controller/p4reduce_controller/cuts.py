@@ -187,10 +187,13 @@ class Cuts(Rounds):
         return self._cut(job, "drained", f"an operator drains {self._switch_name}", signal.now)
 
     def _mode(self, job: Job, signal: Signal) -> State:
-        if job.mode != "off":
-            self._save(job)
-            return job.state
-        return self._cut(job, "operator", "mode off", signal.now)
+        if job.mode == "off":
+            return self._cut(job, "operator", "mode off", signal.now)
+        if self._drained and self._falls_back(job):
+            # It had stayed because of the mode that it had.
+            return self._drain(job, signal)
+        self._save(job)
+        return job.state
 
     def _mode_cut(self, job: Job, _: Signal) -> State:
         self._save(job)

@@ -38,8 +38,6 @@ COUNTER_NAMES = {
 FLOOD_INSTANCE = 1
 NOBODY = 0
 """The statistics row of frames that belong to no epoch."""
-GUARDED = NOBODY * COUNTS_PER_ROW + constants.COUNT_GUARDED
-"""Cell of COUNTER for frames that did not come from the host whose port they came in by."""
 
 Fields = tuple[tuple[str, int], ...]
 

@@ -58,14 +58,18 @@ class Mark:
         return self.highest
 
     def renew(self, switch: Switch, present: Iterable[TableEntry], known: int = 0) -> bool:
-        """Look whether the mark still stands where it must, and put it back. Returns whether it had to be."""
+        """Look whether the mark still stands where it must, and put it there. Returns whether one has gone.
+
+        None has where there was none: epochs of the ring path alone are granted without the switch.
+        """
+        had = bool(self._present)
         numbers = [entry for entry in present if entry.table == EPOCHS]
         self._present = {epoch_of(entry) for entry in numbers if is_mark(entry)}
         granted = max((epoch_of(entry) for entry in numbers if not is_mark(entry)), default=0)
         granted = max(granted, known if not self._present else 0)
         if granted >= self.highest and granted:
             self._raise(switch, granted)
-            return True
+            return had
         return False
 
     @property

@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p4reduce.bench.options import BASELINES, BenchOptions, parse_list, parse_sizes, parse_whole
-from p4reduce.errors import UsageError
+from p4reduce.documents import write_json
+from p4reduce.signals import termination_raises
 
 if TYPE_CHECKING:
-    from p4reduce.bench.run import Report
     from p4reduce.bench.show import PlainWatcher, RichWatcher
 
 _PROFILES = ("w34", "w5")
@@ -116,13 +111,13 @@ def run(options: argparse.Namespace) -> int:
     bench = options_of(options)
     if options.json is not None:
         check_writable(options.json)
-    with _termination_raises():
+    with termination_raises():
         # The watcher ends first: an error is printed below the bar, not over it.
         with _watcher(bench, options.json) as watcher:
             report = run_bench(bench, watcher)
         watcher.finish(report)
     if options.json is not None:
-        _write(report, options.json)
+        write_json(report.as_dict(), options.json)
     return 1 if report.wrong else 0
 
 
@@ -138,29 +133,3 @@ def _watcher(bench: BenchOptions, target: str | None) -> PlainWatcher | RichWatc
 
         return RichWatcher(Console(file=out, highlight=False), Console(stderr=True), steps(bench), with_loss=with_loss)
     return PlainWatcher(out, sys.stderr, with_loss=with_loss)
-
-
-def _write(report: Report, target: str) -> None:
-    text = json.dumps(report.as_dict(), indent=2)
-    if target == "-":
-        print(text)
-        return
-    try:
-        Path(target).write_text(text + "\n")
-    except OSError as error:
-        raise UsageError(f"cannot write {target}: {error.strerror or error}") from None
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the bench the way Ctrl-C does: through every cleanup."""
-
-    def end(number: int, frame: object) -> None:  # noqa: ARG001 (a signal handler's signature)
-        raise SystemExit(128 + number)
-
-    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -4,16 +4,13 @@
 from __future__ import annotations
 
 import argparse
-import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from p4reduce.demo.report import SWITCH_KINDS, DemoOptions, DemoReport
-from p4reduce.errors import UsageError
+from p4reduce.documents import unwritable, write_json
+from p4reduce.signals import termination_raises
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -77,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     from rich.console import Console
 
     console = Console(stderr=True, highlight=False)
-    with _termination_raises():
+    with termination_raises():
         try:
             with Display(console, demo.steps) as display:
                 report = run_demo(demo, display)
@@ -87,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     # The table goes where the JSON does not.
     show(report, console if options.json == "-" else Console(highlight=False))
     if options.json is not None:
-        write_json(report, options.json)
+        write_json(report.as_dict(), options.json)
     return 0 if report.ranks_bit_identical else 1
 
 
@@ -106,38 +103,7 @@ def check_writable(target: str) -> None:
         if new:
             path.unlink()
     except (OSError, ValueError) as error:  # ValueError: a null byte
-        raise _unwritable(target, error) from None
-
-
-def _unwritable(target: str, error: Exception) -> UsageError:
-    return UsageError(f"cannot write {target}: {getattr(error, 'strerror', None) or error}")
-
-
-def write_json(report: DemoReport, target: str) -> None:
-    """Write the report to a file, or to standard output for "-". UsageError when that fails."""
-    text = json.dumps(report.as_dict(), indent=2)
-    if target == "-":
-        print(text)
-        return
-    try:
-        Path(target).write_text(text + "\n")
-    except OSError as error:
-        raise _unwritable(target, error) from None
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end the demo the way Ctrl-C does: through every cleanup."""
-
-    def end(number: int, frame: object) -> None:  # noqa: ARG001 (a signal handler's signature)
-        raise SystemExit(128 + number)
-
-    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        raise unwritable(target, error) from None
 
 
 class Display:

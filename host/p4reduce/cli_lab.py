@@ -5,12 +5,10 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from p4reduce.signals import termination_raises
 from p4reduce.wire import PROFILES
 
 if TYPE_CHECKING:
@@ -120,7 +118,7 @@ def _up(options: argparse.Namespace) -> int:
     from p4reduce_bmv2.lab import Lab
 
     lab = Lab(options.name)
-    with _termination_raises():
+    with termination_raises():
         made = lab.up(_options(options))
     return _show(lab.status(), options, "is up" if made else "is up already")
 
@@ -137,7 +135,7 @@ def _restart(options: argparse.Namespace) -> int:
     from p4reduce_bmv2.lab import Lab
 
     lab = Lab(options.name)
-    with _termination_raises():
+    with termination_raises():
         lab.restart()
     return _show(lab.status(), options, "has its switch back")
 
@@ -154,7 +152,7 @@ def _run(options: argparse.Namespace) -> int:
     from p4reduce_bmv2.lab import Lab
     from p4reduce_bmv2.lab_run import run
 
-    with _termination_raises():
+    with termination_raises():
         return run(Lab(options.name), _command(options), timeout=options.timeout)
 
 
@@ -206,18 +204,3 @@ def _lost(link: dict[str, Any]) -> str:
     wire = link.get("wire", {})
     drops |= {"wire": wire.get("lost", 0), "full queues": wire.get("overflow", 0)}
     return " + ".join(f"{count} ({who})" for who, count in drops.items() if count) or "0"
-
-
-@contextmanager
-def _termination_raises() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a command the way Ctrl-C does: through every cleanup."""
-
-    def end(number: int, frame: object) -> None:  # noqa: ARG001 (a signal handler's signature)
-        raise SystemExit(128 + number)
-
-    previous = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)

@@ -49,7 +49,6 @@ class Session:
     ring: Ring | None
     driver: Driver
     membership: Membership
-    elements: int = 0
     metrics: MetricsServer | None = None
     pid: int = field(default_factory=os.getpid)
     closed: bool = False
@@ -82,8 +81,8 @@ class Session:
             "controller_connected": self.membership.connected,
             "submitted": driver.submitted,
             "completed": driver.completed,
-            "elements": self.elements,
-            "bytes": 4 * self.elements,
+            "elements": driver.elements,
+            "bytes": 4 * driver.elements,
             "seconds": asdict(driver.timings),
             "core": path.counters(),
             "ring": asdict(runner.counters) if runner is not None else None,
@@ -300,9 +299,7 @@ class Communicator:
         limit = MAX_BUCKET * config.profile.lanes(fmt.lane_bits)
         if bucket.size > limit:
             raise UsageError(f"one call reduces at most {limit} elements, this has {bucket.size}: split it")
-        pending = self._submit(bucket, finish)
-        self._session.elements += bucket.size
-        return pending
+        return self._submit(bucket, finish)
 
     def _submit(self, bucket: Bucket, finish: Callable[[], Any]) -> Pending:
         session = self._session

@@ -91,6 +91,8 @@ class Driver:
         """
         self.timings = Timings()
         self.submitted = 0
+        self.elements = 0
+        """In all buckets that were submitted."""
         self.completed = 0
         """Buckets complete here, over both paths, up to the first that is not."""
         self._path = path if isinstance(path, Path) else Path.of_core(path)
@@ -157,6 +159,7 @@ class Driver:
             pending = Pending(self.submitted, bucket, finish, owner)
             pending.future.set_running_or_notify_cancel()  # what the other ranks wait for cannot be cancelled
             self.submitted += 1
+            self.elements += bucket.size
             self._pending[pending.number] = pending
             self._inbox.buckets.append(pending)
             self._wake()
@@ -240,7 +243,7 @@ class Driver:
     def snapshot(self) -> Snapshot:
         """What the controller is told in a report."""
         path, silence = self._path, self._silence
-        counters = path.counters()
+        counters = {**path.counters(), "elements": self.elements}
         silent = silence.seconds(self._clock()) if silence is not None else 0.0
         return Snapshot(
             self.submitted, self.completed, path.present, path.answer, silent, counters, float(counters.get("srtt", 0))

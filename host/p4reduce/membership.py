@@ -199,7 +199,11 @@ class Membership:
             stalled, text = trouble, self._stall_text(trouble)
             self._progress.report(pb.Trouble(code=pb.Trouble.STALLED, message=text, bucket=trouble.bucket))
             return Verdict(
-                lambda: self._stalled(stalled), patience=self._patience, withdraw=withdraw, bucket=trouble.bucket
+                lambda: self._stalled(stalled),
+                # A stall has waited for a deadline already.
+                patience=lambda seconds: self._patience(seconds, stalled.seconds),
+                withdraw=withdraw,
+                bucket=trouble.bucket,
             )
         # Frames that cannot be sent are as good as refused.
         self._tell(pb.Trouble.INTEGRITY if isinstance(trouble, IntegrityError) else pb.Trouble.REFUSED, trouble)
@@ -209,14 +213,16 @@ class Membership:
         bucket = error.bucket if isinstance(error, JobError) else None
         self._progress.report(pb.Trouble(code=code, message=str(error), bucket=bucket or 0))
 
-    def _patience(self, seconds: float) -> float:
-        """Seconds that the controller may take for its order still, `seconds` after the trouble began."""
+    def _patience(self, seconds: float, waited: float = 0.0) -> float:
+        """Seconds that the controller may take for its order still, `seconds` after the trouble was noticed and
+        `waited` more after it began.
+        """
         registered = self._progress.registered_seconds
         if registered is not None:
             return _ORDER_SECONDS - min(seconds, registered)
         driver = self._driver
         policy = driver.path.policy if driver is not None else self._config.policy
-        return policy.deadline - seconds
+        return policy.deadline - waited - seconds
 
     def _stall_text(self, event: Stalled) -> str:
         return f"job {self._config.job!r}: bucket {event.bucket} has had no result for {event.seconds:.3g} s"

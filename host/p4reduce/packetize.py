@@ -35,7 +35,6 @@ GROUP_BYTES = 8
 GROUPS_PER_WORD = constants.WORD_BYTES // GROUP_BYTES
 FIELD_BYTES = 32
 """A thermometer: 256 bits, of which the lowest v are set."""
-FIELDS_PER_WORD = constants.WORD_BYTES // FIELD_BYTES
 
 
 @functools.cache

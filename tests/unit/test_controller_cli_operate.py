@@ -47,7 +47,7 @@ def test_drain_with_jobs_that_stay(fake: Fake, capsys: pytest.CaptureFixture[str
     shown = " ".join(capsys.readouterr().out.split())
     assert "staying on the switch (without a ring path): c: wait for their end, or end them with" in shown
     assert "staying on the switch (ending): d: ranks have left already" in shown
-    assert "staying on the switch (mode require): b: `p4reducectl mode JOB off` moves one now" in shown
+    assert "staying on the switch (mode require): b: `p4reducectl mode JOB auto` lets one move" in shown
     assert run(fake, "drain", "s1", "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert document == {"switch": "s1", "drained": True, "moving": ["a"], "staying": ["b", "c", "d"]}

@@ -229,6 +229,19 @@ def test_a_mark_that_somebody_took_away_is_put_back(switch: FakeSwitch) -> None:
     check_history(switch)
 
 
+def test_a_mark_that_never_stood_there_has_not_gone(switch: FakeSwitch) -> None:
+    """A job of the ring path alone has an epoch that the switch never heard of."""
+    with life(switch):
+        (session,) = switch.sessions
+        found = Mark()
+        assert not found.renew(session, [], NOW)
+        assert standing(switch) == [NOW + 4]
+        assert not found.renew(session, session.read_tables([entries.EPOCHS]), NOW)
+        del switch.entities[mark(NOW + 4).identity]
+        assert found.renew(session, [], NOW), "and now it has"
+        assert standing(switch) == [NOW + 4]
+
+
 def test_epochs_from_before_a_session_are_void_below_the_mark(switch: FakeSwitch) -> None:
     """Another controller may have had the switch meanwhile."""
     session = switch.connect(lambda _: None)

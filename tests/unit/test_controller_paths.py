@@ -194,6 +194,9 @@ def test_drain_and_undrain() -> None:
     rig.answer_all(streams["auto"][1], 3, 2)
     assert rig.record("auto").path_reason == "drained: an operator drains the switch"
     assert rig.jobs.moving_staying() == ([], ["require", "ringless"])
+    rig.note(rig.jobs.set_mode("require", "auto", 1.0))
+    assert (rig.record("require").state, rig.record("require").fallbacks) == (State.CUTTING, {"drained": 1})
+    assert rig.jobs.moving_staying() == ([], ["ringless"])
     code, message = rig.refusal(rig.join(0, job="new"))
     assert code is Code.UNAVAILABLE
     assert "is drained for maintenance: join again after `p4reducectl undrain`" in message

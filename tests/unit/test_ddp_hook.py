@@ -24,6 +24,10 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from helpers.ddp_models import Model
+
 from p4reduce.ddp import P4ReduceState, allreduce_hook
 from p4reduce.ddp.ring import TorchRing
 from p4reduce.errors import WorkerLostError
@@ -64,23 +68,6 @@ class GlooCommunicator:
 
     def close(self) -> None:
         self._thread.shutdown()
-
-
-class Model(torch.nn.Module):
-    """Three layers, of which the last may stay unused."""
-
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        torch.manual_seed(1)
-        self.first = torch.nn.Linear(10, 20, dtype=dtype)
-        self.second = torch.nn.Linear(20, 20, dtype=dtype)
-        self.third = torch.nn.Linear(20, 1, dtype=dtype)
-        self.spare = torch.nn.Linear(20, 1, dtype=dtype)
-
-    def forward(self, x: torch.Tensor, spare: bool = True) -> torch.Tensor:
-        hidden = torch.relu(self.second(torch.relu(self.first(x))))
-        total: torch.Tensor = self.third(hidden) + (self.spare(hidden) if spare else 0)
-        return total
 
 
 class Lookup(torch.nn.Module):

@@ -215,6 +215,8 @@ def test_how_long_an_order_is_waited_for(
     (comm,) = world.connect(1, ring=True)
     monkeypatch.setattr(ProgressStream, "registered_seconds", property(lambda _: registered))
     assert comm._session.membership._patience(seconds) == left
+    if registered is None:
+        assert comm._session.membership._patience(seconds, 30.0) == left - 30.0, "a stall has used the deadline up"
 
 
 @pytest.mark.parametrize("returns", [True, False], ids=["comes back", "stays away"])

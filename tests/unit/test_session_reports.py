@@ -89,6 +89,7 @@ def test_reports_carry_counters_round_trip_and_the_present_epoch(world: World) -
     assert (report.epoch, report.present, report.silent_seconds) == (41, 41, 0.0)
     assert report.counters["results"] > 10
     assert "srtt" not in report.counters
+    assert report.counters["elements"] == 3000
     world.controller.cut(job)
     world.controller.wait_for(lambda: {job.reports[rank].present for rank in range(2)} == {42})
     before = report.counters["results"]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from p4reduce.errors import P4ReduceError
+from p4reduce.signals import termination_raises
 from p4reduce.wire import PROFILES
 from p4reduce_bmv2.campaign.campaign import Campaign, Options
 from p4reduce_bmv2.campaign.churn import Churn, ChurnOptions
@@ -60,17 +61,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     if given.runs < 1 or given.lease <= 0 or given.limit <= 0:
         parser.error("--runs, --lease and --limit must be above 0")
-    # An exception, so that what was made is removed again.
-    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
-        return _churn(given) if given.churn else _campaign(given)
+        with termination_raises():
+            return _churn(given) if given.churn else _campaign(given)
     except P4ReduceError as error:
         sys.stderr.write(f"campaign: {error}\n")
         return EXIT_USAGE
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    finally:
-        signal.signal(signal.SIGTERM, previous)
 
 
 def _churn(given: argparse.Namespace) -> int:

@@ -68,18 +68,6 @@ MAX_COUNT = 1 << 24
 PLACEHOLDER = Field(Header("?", "?", True), "?", 0, 1)
 """Stands for what was noted as unsupported, until the load ends."""
 _UNARY = {"~", "not", "d2b", "b2d"}
-_VALUES = (
-    "field",
-    "hexstr",
-    "bool",
-    "local",
-    "runtime_data",
-    "stack_field",
-    "lookahead",
-    "expression",
-    "header",
-    "register",
-)
 
 
 class CodeReader:

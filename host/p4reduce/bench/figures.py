@@ -151,14 +151,11 @@ def build_row(wanted: Measurement, ranks: Sequence[RankResult], *, workers: int,
     wire = max(carried) / len(times) if len(carried) == len(ranks) else None
     again = [rank.retransmissions for rank in ranks if rank.retransmissions is not None]
     frames = [rank.frames for rank in ranks if rank.frames is not None]
-    return Row(
-        workers=workers,
-        size=wanted.size,
-        lane_bits=wanted.lane_bits,
-        path=wanted.path,
-        loss=loss,
-        time=median,
-        time_p99=percentile(times, 0.99),
+    return _row(
+        wanted,
+        workers,
+        loss,
+        times,
         frames=sum(frames) / len(times) if len(frames) == len(ranks) else None,
         wire_bytes=wire,
         line_share=wire * 8 / median / rate if rate and wire is not None else None,
@@ -168,20 +165,31 @@ def build_row(wanted: Measurement, ranks: Sequence[RankResult], *, workers: int,
     )
 
 
-def _forward_row(wanted: Measurement, ranks: Sequence[RankResult], workers: int, loss: float, rate: float) -> Row:
-    """The time is that of one frame; what was lost on the way counts nowhere."""
-    times = [1.0 / rate for found in ranks for rate in found.rates if rate]
-    if not times:
-        raise ValueError(f"{wanted.name(workers)}: no frame arrived")
-    median = statistics.median(times)
+def _row(wanted: Measurement, workers: int, loss: float, times: Sequence[float], **found: Any) -> Row:
+    """What every row has, and what was `found` of the path's own."""
     return Row(
         workers=workers,
         size=wanted.size,
         lane_bits=wanted.lane_bits,
         path=wanted.path,
         loss=loss,
-        time=median,
+        time=statistics.median(times),
         time_p99=percentile(times, 0.99),
+        **found,
+    )
+
+
+def _forward_row(wanted: Measurement, ranks: Sequence[RankResult], workers: int, loss: float, rate: float) -> Row:
+    """The time is that of one frame; what was lost on the way counts nowhere."""
+    times = [1.0 / rate for found in ranks for rate in found.rates if rate]
+    if not times:
+        raise ValueError(f"{wanted.name(workers)}: no frame arrived")
+    median = statistics.median(times)
+    return _row(
+        wanted,
+        workers,
+        loss,
+        times,
         frames=1.0,
         wire_bytes=float(wanted.size),
         line_share=wanted.size * 8 / median / rate if rate else None,

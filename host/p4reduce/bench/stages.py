@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from p4reduce.bench.options import BenchOptions
 from p4reduce.demo.processes import Child, Children
 from p4reduce.errors import ConfigError, SwitchError, UsageError
+from p4reduce.signals import undisturbed
 
 if TYPE_CHECKING:
     from p4reduce_bmv2.lab import Lab
@@ -255,18 +256,8 @@ def lab_stage(options: BenchOptions, workers: int, loss: float) -> Iterator[LabS
         )
         yield LabStage(lab)
     finally:
-        _undisturbed(lab)
-
-
-def _undisturbed(lab: Lab) -> None:
-    """Take the lab down; a second Ctrl-C must not leave half of it."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in numbers}
-    try:
-        lab.down()
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        with undisturbed():
+            lab.down()
 
 
 @contextmanager

@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
+from p4reduce.signals import undisturbed
+
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
 SUPERVISOR = "P4REDUCE_DEMO_SUPERVISOR"
@@ -165,13 +167,8 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        # A second Ctrl-C must not interrupt this; it takes a few seconds at most.
-        previous = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
-        try:
+        with undisturbed():
             self.stop()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> bool:
