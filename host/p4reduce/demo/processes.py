@@ -18,8 +18,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from p4reduce.signals import undisturbed
-
 _PR_SET_PDEATHSIG = 1
 _CLONE_NEWNET = 0x40000000
 SUPERVISOR = "P4REDUCE_DEMO_SUPERVISOR"
@@ -167,6 +165,9 @@ class Children:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        # Here, since as a program this file runs without the package.
+        from p4reduce.signals import undisturbed
+
         with undisturbed():
             self.stop()
 
