@@ -116,7 +116,6 @@ class Coordinator:
         self._next_audit = 0.0
         self._found = ""
         """What the last audit found wrong."""
-        self._begun: dict[str, int] = {}
         self._mailboxes: dict[int, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._stopping = False
@@ -183,7 +182,7 @@ class Coordinator:
     def listening(self) -> None:
         """Workers can reach this controller from now on, not before: those that were there are awaited."""
         with self._changed:
-            self._jobs.await_return(self._clock())
+            self._jobs.await_return(self._now())
             self._changed.notify_all()
 
     def stop(self) -> None:
@@ -382,7 +381,6 @@ class Coordinator:
                     return
                 for action in change(self._now()):
                     self._perform(action)
-                self._note_beginnings()
                 self._changed.notify_all()
         except StoreError as error:
             self._end(f"the state cannot be kept: {error}; running jobs go on, start the controller again")
@@ -446,23 +444,6 @@ class Coordinator:
     def _name_of(self, plan: Epoch) -> str | None:
         jobs = self._jobs.jobs()
         return next((job.name for job in jobs if job.run is not None and job.run.plan is plan), None)
-
-    def _note_beginnings(self) -> None:
-        """A loud line for every job that begins on the ring path; later changes of path are noted where they happen."""
-        present: dict[str, int] = {}
-        for job in self._jobs.jobs():
-            if job.run is None or not job.live:
-                continue
-            present[job.name] = job.run.epoch
-            if self._begun.get(job.name) == job.run.epoch:
-                continue
-            what = about(job=job.name, epoch=job.run.epoch)
-            if job.path is Path.RING:
-                why = job.path_reason or f"mode {job.mode}"
-                _LOG.warning("job %r: begins on the ring path, epoch %d: %s", job.name, job.run.epoch, why, extra=what)
-            else:
-                _LOG.info("job %r: begins on the switch path, epoch %d", job.name, job.run.epoch, extra=what)
-        self._begun = present
 
     # ---- work in the link's thread ----------------------------------------------------------------------------------
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hmac
+import logging
 
 from p4reduce_controller.admission import Applicant, Code, ranks_text
 from p4reduce_controller.model import (
@@ -26,6 +27,8 @@ from p4reduce_controller.paths import FIRST_DELAY, Paths, plan_of
 from p4reduce_controller.records import applicant_of, run_of, superseded
 from p4reduce_controller.states import State
 from p4reduce_controller.store import StoreError
+
+_LOG = logging.getLogger(__name__)
 
 MAX_FENCES = 256
 """Fences of past epochs that a late worker can still be told."""
@@ -235,6 +238,7 @@ class Rounds(Paths):
             self._end(job, None)
             return self._start_ring(job, *kept_off, signal.now)
         job.path, job.path_reason = Path.SWITCH, ""
+        _LOG.info("job %r: begins on the switch path, epoch %d", job.name, run_of(job).epoch)
         return self._admit(job, State.SWITCH, signal.now)
 
     def _admit(self, job: Job, state: State, now: float) -> State:

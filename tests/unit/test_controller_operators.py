@@ -73,8 +73,8 @@ def test_a_job_that_begins_on_the_ring_path_is_told_so_loudly(rig: Rig, caplog: 
     assert reply.order.HasField("run_ring")
     job = rig.job("off")
     assert (job.path, job.ring, job.pool_size) == (pb.PATH_RING, True, 0)
-    (line,) = [r.getMessage() for r in caplog.records if "begins" in r.getMessage()]
-    assert line.startswith(f"job 'off': begins on the ring path, epoch {reply.epoch}: ")
+    (line,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert line == f"job 'off': ring path from bucket 0 on, epoch {reply.epoch}: {job.path_reason}"
 
 
 @pytest.mark.parametrize(
