@@ -3,7 +3,7 @@
 
 One thread owns transport, core and path. Callers hand buckets in under a lock, in the order that all ranks share, and
 get futures; the control plane hands in orders and verdicts the same way, the ring's thread what it has summed. The
-thread sleeps in poll() until the socket, one of these or the next deadline needs it.
+thread sleeps in poll() until the socket, one of these or the next deadline needs it, and takes results in batches.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from p4reduce.core.config import RetransmissionPolicy
 from p4reduce.core.events import Completed, Failed, Silent, Stalled
 from p4reduce.core.worker import WorkerCore
 from p4reduce.errors import JobError, P4ReduceError, StalledError, TransportError
+from p4reduce.gathering import Gathering
 from p4reduce.orders import Answer, Order
 from p4reduce.path import Path
 from p4reduce.reports import RingFailed, Silence, Snapshot, Timings, Trouble, Verdict, better, copy_error
@@ -119,6 +120,7 @@ class Driver:
         self._changed = False
         self._stopping = False
         self._cpu = 0.0
+        self._gathering = Gathering()
         self._waker = Waker()
         self._receive_batch = ReceiveBatch(transport.profile, BATCH_FRAMES)
         self._send_batch = SendBatch(BATCH_FRAMES)
@@ -483,6 +485,18 @@ class Driver:
         # At least a millisecond: poll() counts in those, and a deadline just passed must not become a busy loop.
         self._poll.poll(max(1, math.ceil(wait * 1000)))
         if busy:
+            self.timings.wait += time.perf_counter() - started
+            self._gather()
+
+    def _gather(self) -> None:
+        """Let results gather for a moment while many are to come (see p4reduce.gathering)."""
+        core = self._path.core
+        if core is None or self._path.muted:
+            return
+        pause = self._gathering.pause(*core.in_flight, core.counters.results, self._clock())
+        if pause > 0.0:
+            started = time.perf_counter()
+            time.sleep(pause)
             self.timings.wait += time.perf_counter() - started
 
     def _order_due(self, now: float) -> float:

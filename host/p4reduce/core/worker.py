@@ -230,6 +230,11 @@ class WorkerCore:
         return self._ledger.kept_bytes
 
     @property
+    def in_flight(self) -> tuple[int, int]:
+        """Chunks of data that have no result yet, and how many may be so at once."""
+        return self._add.outstanding, self._add.window
+
+    @property
     def error(self) -> JobError | None:
         """Why the epoch is over, or None."""
         return self._error
