@@ -29,6 +29,7 @@ _BATCH = 32
 _ARRIVED, _STOP = 2, 3
 """Cells of the shared page: number of the last frame that arrived, and of the window that is over."""
 _STUCK_SECONDS = 0.02
+_STAND_BY_SECONDS = 0.02
 _NAP_SECONDS = 0.00015
 """Both ends rest so long when there is nothing to do: waking for every frame would cost more than the frame."""
 
@@ -80,6 +81,11 @@ def send(
         out.count = count
         sent += transport.send(out)
     return sent
+
+
+def stand_by(shared: Shared, number: int, deadline: float) -> None:
+    """What the other ranks do during window `number`: nothing that takes the processor from the switch."""
+    shared.wait(_STOP, deadline, "the end of the forwarding measurement", least=number, poll=_STAND_BY_SECONDS)
 
 
 def receive(transport: UdpTransport, profile: Profile, shared: Shared, number: int, window: int) -> Arrivals:

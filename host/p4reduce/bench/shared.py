@@ -65,11 +65,11 @@ class Shared:
         """Write a cell. Each has one writer."""
         self._page[_CELLS, cell] = value
 
-    def wait(self, cell: int, deadline: float, what: str) -> int:
-        """Wait until a cell is not 0, and return it. StalledError."""
+    def wait(self, cell: int, deadline: float, what: str, least: int = 1, poll: float = _POLL_SECONDS) -> int:
+        """Wait until a cell is at least `least`, looking every `poll` seconds, and return it. StalledError."""
         limit = time.monotonic() + deadline
-        while not (value := self.get(cell)):
+        while (value := self.get(cell)) < least:
             if time.monotonic() > limit:
                 raise StalledError(f"{what} did not happen within {deadline:g} s")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(poll)
         return value

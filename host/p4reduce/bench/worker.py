@@ -268,6 +268,8 @@ class Worker:
                     found.wrong += seen.wrong
                     if best is None or np.median(seen.rates) > np.median(best.rates):
                         best = seen
+                else:
+                    forwarding.stand_by(self._shared, number, wanted.deadline)
             self._shared.start(wanted.deadline)
         if best is not None:
             found.rates = best.rates
