@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 GEN_VENV := .venv-gen
 PIP_FLAGS := --disable-pip-version-check -q
 
-.PHONY: demo test check unit p4 gen bench modelcheck rounds campaign fuzz soak clean
+.PHONY: demo test check unit p4 gen bench modelcheck rounds storms campaign fuzz soak clean
 
 demo: $(VENV)/ready
 	$(BIN)/p4reduce demo
@@ -42,6 +42,10 @@ modelcheck: $(VENV)/ready
 # A million simulated rounds with loss, duplication and reordering; half an hour on two cores.
 rounds: $(VENV)/ready
 	$(BIN)/python tools/campaign_sim.py
+
+# Whole systems in virtual time, while controllers crash, switches restart and paths change; half an hour.
+storms: $(VENV)/ready
+	$(BIN)/python tools/cut_world.py
 
 # Training jobs, each with a random fault at a random moment: SEED, RUNS, SWITCH=embedded|bmv2.
 campaign: $(VENV)/ready
