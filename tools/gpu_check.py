@@ -1,14 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Check everything of the hook that needs a GPU, on a machine with one: about two minutes, one line a check.
+"""Check everything of the hook that needs a GPU, on a machine with one: about three minutes, one line a check.
 
 Usage: gpu_check.py [--device cuda|cpu] [--json FILE]
 
-1. Quantizing on the device gives numpy's integers; how fast, against a copy on the device.
-2. Two ranks on the one GPU train through the embedded switch: gradients as plain DDP's, ranks equal bit by bit, float32
-   and bfloat16 (the process group is gloo).
-3. The same run on the switch path and on the ring path ends in the same bits.
-4. The NCCL ring of two ranks on one GPU sums right (NCCL_HOSTID makes NCCL take them for two machines; sockets on lo).
+1. Quantizing on the device gives numpy's integers, numbers and residuals, for 2 and 3 workers; how fast, against a copy
+   on the device.
+2. Two ranks on the one GPU train through the embedded switch, in float32, float16 and bfloat16 (the process group is
+   gloo): gradients as plain DDP's, ranks equal bit by bit, the same bits on the switch path and on the ring path; a NaN
+   on one rank makes a GradScaler skip the step on both.
+3. The same in float32 with NCCL as the process group of two ranks on one GPU (NCCL_HOSTID makes NCCL take them for two
+   machines; sockets on lo), and the hook in mode off, whose buckets NCCL sums.
+4. The NCCL ring of two ranks sums right, and a job that has it as its ring path ends in the bits of the switch path.
 
 With --device cpu the script itself is tried, without a GPU: gloo takes NCCL's place, and the speeds mean nothing.
 """
@@ -34,6 +37,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+import p4reduce
 from p4reduce.ddp import P4ReduceState, allreduce_hook
 from p4reduce.ddp.device import DeviceQuantizer
 from p4reduce.ddp.ring import TorchRing
@@ -44,6 +48,7 @@ from p4reduce.rounding import Stochastic
 WORLD = 2
 TIMEOUT = 60.0
 STEPS = 5
+PATHS = ("switch", "ring", "plain")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json", metavar="FILE", help="write what was found as JSON")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
-    parser.add_argument("--part", choices=("hook", "ring"), help=argparse.SUPPRESS)
+    parser.add_argument("--part", choices=("hook", "nccl"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", help=argparse.SUPPRESS)
     return parser
 
@@ -59,8 +64,9 @@ def _parser() -> argparse.ArgumentParser:
 # -- 1: quantization --
 
 
-def _seconds(device: str, call: Callable[[], Any], repeats: int = 20) -> float:
+def _seconds(device: str, call: Callable[[], Any]) -> float:
     """Median seconds of one call."""
+    repeats = 20 if device == "cuda" else 1
     call()
     taken = []
     for _ in range(repeats):
@@ -78,27 +84,16 @@ def _finish(device: str) -> None:
 
 
 def quantization(device: str) -> dict[str, Any]:
-    """Bits compared with numpy's on a million numbers of every exponent; GB/s of gradients on 16 Mi normal ones."""
+    """Bits compared with numpy's on numbers of every exponent; GB/s of gradients, on a GPU of 16 Mi normal ones."""
     found: dict[str, Any] = {}
-    rng = np.random.default_rng(0)
-    wild = rng.integers(0, 1 << 32, 1 << 20, dtype=np.uint32).view(np.float32)
-    many = torch.randn(1 << 24 if device == "cuda" else 1 << 20, device=device)
+    many = torch.randn(1 << 24 if device == "cuda" else 1 << 16, device=device)
     copy = torch.empty_like(many)
     size = many.numel() * 4 / 1e9
     found["copy GB/s"] = round(size / _seconds(device, lambda: copy.copy_(many)), 2)
     for bits in (32, 16, 8):
-        fmt = LaneFormat(bits, WORLD, BLOCKS[bits])
-        ours, theirs = DeviceQuantizer(fmt, device), Quantizer(fmt)
-        for stream in (None, Stochastic(7, 1)):
-            levels = block_exponents(wild, fmt.block)
-            lanes, back = np.empty(len(wild), fmt.lane_type), np.empty(len(wild), np.float32)
-            theirs.quantize(wild, levels, lanes, stream=stream)
-            there, agreed = torch.from_numpy(wild.copy()).to(device), torch.from_numpy(levels).to(device)
-            mine = ours.quantize(there, agreed, stream)
-            _require(mine.cpu().numpy().tobytes() == lanes.tobytes(), f"{bits} bits, {stream}: other integers")
-            theirs.dequantize(lanes, levels, back, True)
-            result = ours.dequantize(mine, agreed, True).cpu().numpy()
-            _require(np.array_equal(result, back, equal_nan=True), f"{bits} bits: other numbers")
+        for workers in (2, 3):  # 3, since not every division by a power of two tells
+            _compare(device, LaneFormat(bits, workers, BLOCKS[bits]))
+        ours = DeviceQuantizer(LaneFormat(bits, WORLD, BLOCKS[bits]), device)
         agreed = ours.exponents(many)
         sums = ours.quantize(many, agreed)
         calls: dict[str, Callable[[], Any]] = {
@@ -111,7 +106,31 @@ def quantization(device: str) -> dict[str, Any]:
     return found
 
 
-# -- 2 and 3: one rank of a training --
+def _compare(device: str, fmt: LaneFormat) -> None:
+    ours, theirs = DeviceQuantizer(fmt, device), Quantizer(fmt)
+    count = 1 << 20 if device == "cuda" else 1 << 16
+    bits = np.random.default_rng(fmt.workers).integers(0, 1 << 32, count, dtype=np.uint32)
+    # Bits at random leave hardly a block without an infinity or a NaN: the first half has none.
+    bits[: count // 2] &= np.uint32(0xFF7FFFFF)
+    wild = bits.view(np.float32)
+    levels = block_exponents(wild, fmt.block)
+    there, agreed = torch.from_numpy(wild.copy()).to(device), torch.from_numpy(levels).to(device)
+    _require(ours.exponents(there).cpu().numpy().tobytes() == levels.tobytes(), f"{fmt}: other exponents")
+    for stream in (None, Stochastic(7, 1)):
+        lanes = np.empty(len(wild), fmt.lane_type)
+        left, back = np.empty(len(wild), np.float32), np.empty(len(wild), np.float32)
+        theirs.quantize(wild, levels, lanes, stream=stream, residual=left)
+        rest = torch.empty_like(there)
+        mine = ours.quantize(there, agreed, stream, rest)
+        _require(mine.cpu().numpy().tobytes() == lanes.tobytes(), f"{fmt}, {stream}: other integers")
+        _require(rest.cpu().numpy().tobytes() == left.tobytes(), f"{fmt}, {stream}: other residuals")
+        for mean in (False, True):
+            theirs.dequantize(lanes, levels, back, mean)
+            result = ours.dequantize(mine, agreed, mean).cpu().numpy()
+            _require(np.array_equal(result, back, equal_nan=True), f"{fmt}, mean {mean}: other numbers")
+
+
+# -- 2 to 4: one rank --
 
 
 def _model(dtype: torch.dtype) -> torch.nn.Module:
@@ -121,14 +140,18 @@ def _model(dtype: torch.dtype) -> torch.nn.Module:
     )
 
 
+def _data(step: int, options: argparse.Namespace, dtype: torch.dtype) -> torch.Tensor:
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(10 * step + options.rank))
+    return x.to(options.device, dtype)
+
+
 def _train(ddp: torch.nn.Module, options: argparse.Namespace, dtype: torch.dtype) -> list[torch.Tensor]:
     """Gradients of the first step on the host; parameters move on."""
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05, momentum=0.9)
     first: list[torch.Tensor] = []
     for step in range(STEPS):
-        x = torch.randn(16, 64, generator=torch.Generator().manual_seed(10 * step + options.rank))
         optimizer.zero_grad()
-        (ddp(x.to(options.device, dtype)) - 1).square().mean().backward()
+        (ddp(_data(step, options, dtype)) - 1).square().mean().backward()
         first = first or [p.grad.detach().float().cpu().clone() for p in ddp.parameters() if p.grad is not None]
         optimizer.step()
     return first
@@ -146,38 +169,76 @@ def _hash(ddp: torch.nn.Module) -> str:
     return digest.hexdigest()
 
 
-def hook_rank(options: argparse.Namespace) -> dict[str, Any]:
-    """Train with plain DDP, on the switch path and on the ring path."""
+def _hooked(
+    state: P4ReduceState, plain: list[torch.Tensor], options: argparse.Namespace, dtype: torch.dtype
+) -> dict[str, Any]:
+    """Train through a state's hook; `plain`: the first step's gradients without."""
+    ddp = _wrap(dtype, options.device)
+    ddp.register_comm_hook(state, allreduce_hook)
+    hooked = _train(ddp, options, dtype)
+    state.check()
+    worst = max(float((a - b).abs().max() / b.abs().max().clamp(min=1e-30)) for a, b in zip(hooked, plain, strict=True))
+    found = {"worst": worst, "hash": _hash(ddp), "stats": state.stats()}
+    return found | {"skipped": _skips(ddp, options, dtype)}
+
+
+def _skips(ddp: torch.nn.Module, options: argparse.Namespace, dtype: torch.dtype) -> bool:
+    """Whether a NaN on rank 1 makes the GradScaler skip the step here."""
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.05)
+    scaler = torch.amp.GradScaler(options.device, init_scale=4.0)
+    before = _hash(ddp)
+    x = _data(STEPS, options, dtype)
+    if options.rank == 1:
+        x[0, 0] = float("nan")
+    scaler.scale(ddp(x).float().square().mean()).backward()
+    if dtype != torch.float32:
+        # The scaler is for float32 gradients; this is what it looks at.
+        return all(bool(p.grad.isnan().all()) for p in ddp.parameters() if p.grad is not None)
+    scaler.step(optimizer)
+    scaler.update()
+    return _hash(ddp) == before and scaler.get_scale() == 2.0
+
+
+def _move_to(path: str, job: str, state: P4ReduceState, rank: int) -> None:
+    """Wait until the job takes this path, which for the ring path rank 0 asks for."""
     import grpc
 
+    if path == "ring" and rank == 0:
+        with grpc.insecure_channel(os.environ["P4REDUCE_CONTROLLER"]) as channel:
+            stub = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call]
+            stub.SetMode(controller_pb2.SetModeRequest(job=job, mode="off"), timeout=10)
+    end = time.monotonic() + TIMEOUT
+    while state.stats()["comm"]["path"] != path:
+        if time.monotonic() > end:
+            raise SystemExit(f"FAILED: job {job} did not take the {path} path within {TIMEOUT:g} s")
+        time.sleep(0.01)
+    dist.barrier()
+
+
+def _address(options: argparse.Namespace) -> str:
+    return f"127.0.1.{options.rank + 1}"
+
+
+def hook_rank(options: argparse.Namespace) -> dict[str, Any]:
+    """Train with plain DDP, on the switch path and on the ring path; with NCCL also in mode off."""
     found: dict[str, Any] = {}
-    for dtype in (torch.float32, torch.bfloat16):
+    nccl = options.part == "nccl"
+    for dtype in (torch.float32,) if nccl else (torch.float32, torch.float16, torch.bfloat16):
         plain = _train(_wrap(dtype, options.device), options, dtype)
         for path in ("switch", "ring"):
-            job = f"{path}-{dtype}".replace("torch.", "")
-            with P4ReduceState.from_env(job=job, timeout=TIMEOUT, address=f"127.0.1.{options.rank + 1}") as state:
-                if path == "ring" and options.rank == 0:
-                    with grpc.insecure_channel(os.environ["P4REDUCE_CONTROLLER"]) as channel:
-                        stub = controller_pb2_grpc.ControllerStub(channel)  # type: ignore[no-untyped-call]
-                        stub.SetMode(controller_pb2.SetModeRequest(job=job, mode="off"), timeout=10)
-                end = time.monotonic() + TIMEOUT
-                while state.stats()["comm"]["path"] != path and time.monotonic() < end:
-                    time.sleep(0.01)
-                dist.barrier()
-                ddp = _wrap(dtype, options.device)
-                ddp.register_comm_hook(state, allreduce_hook)
-                hooked = _train(ddp, options, dtype)
-                state.check()
-                worst = max(
-                    float((a - b).abs().max() / b.abs().max().clamp(min=1e-30))
-                    for a, b in zip(hooked, plain, strict=True)
-                )
-                found[job] = {"worst": worst, "hash": _hash(ddp), "stats": state.stats()}
+            name = f"{path}-{dtype}".replace("torch.", "")
+            job = f"{options.part}-{name}"
+            with P4ReduceState.from_env(job=job, timeout=TIMEOUT, address=_address(options)) as state:
+                _move_to(path, job, state, options.rank)
+                found[name] = _hooked(state, plain, options, dtype)
+        if nccl:
+            with P4ReduceState.from_env(mode="off", timeout=TIMEOUT) as state:
+                found["plain-float32"] = _hooked(state, plain, options, dtype)
     return found
 
 
 def ring_rank(options: argparse.Namespace) -> dict[str, Any]:
-    """The ring of torch.distributed, on NCCL where there is a GPU."""
+    """The ring of torch.distributed, on NCCL where there is a GPU: alone, and as the ring path of a job."""
     backend = "nccl" if options.device == "cuda" else "gloo"
     ring = TorchRing.from_group(timeout=TIMEOUT, backend=backend)
     rng = np.random.default_rng(options.rank)
@@ -189,22 +250,39 @@ def ring_rank(options: argparse.Namespace) -> dict[str, Any]:
     levels = rng.integers(0, 255, 5000, dtype=np.uint8)
     largest = levels.copy()
     ring.max(largest)
-    ring.close()
     others = np.random.default_rng(1 - options.rank)
     wanted = numbers + others.integers(-(2**30), 2**30, 1_000_003, dtype=np.int32)
     wanted_levels = np.maximum(levels, others.integers(0, 255, 5000, dtype=np.uint8))
-    return {
-        "right": bool((total == wanted).all() and (largest == wanted_levels).all()),
-        "device": ring.device,
-        "seconds": seconds,
-    }
+    right = bool((total == wanted).all() and (largest == wanted_levels).all())
+    return {"right": right, "device": ring.device, "seconds": seconds, "hashes": _both_paths(ring, options)}
+
+
+def _both_paths(ring: TorchRing, options: argparse.Namespace) -> dict[str, str]:
+    """What a job sums on the switch path, and another with `ring` on the ring path, from the same arrays."""
+    rng = np.random.default_rng(20 + options.rank)
+    arrays = [rng.standard_normal(size, dtype=np.float32) for size in (1, 1000, 300_000)]
+    hashes = {}
+    for path, mode, its_ring in (("switch", "require", None), ("ring", "off", ring)):
+        place: dict[str, Any] = {"job": f"bits-{path}", "rank": options.rank, "world_size": WORLD}
+        digest = hashlib.sha256()
+        with p4reduce.connect(mode=mode, ring=its_ring, address=_address(options), **place) as comm:
+            _require(comm.path == path, f"the job that should take the {path} path takes the other")
+            for bits in (32, 16, 8):
+                for array in arrays:
+                    digest.update(comm.allreduce(array, "mean", lane_bits=bits).tobytes())
+        hashes[path] = digest.hexdigest()
+    return hashes
 
 
 def rank_main(options: argparse.Namespace) -> None:
     """One rank of a part."""
-    nccl = options.part == "ring" and options.device == "cuda"
+    nccl = options.part != "hook" and options.device == "cuda"
     if options.device == "cuda":
         torch.cuda.set_device(0)
+    else:
+        torch.set_num_threads(1)
+    # The same bits in two runs are asked for, not just in the reduction.
+    torch.use_deterministic_algorithms(True)
     dist.init_process_group(
         "nccl" if nccl else "gloo",
         init_method=f"file://{options.folder}/{options.part}",
@@ -212,7 +290,9 @@ def rank_main(options: argparse.Namespace) -> None:
         world_size=WORLD,
         timeout=timedelta(seconds=TIMEOUT),
     )
-    found = (hook_rank if options.part == "hook" else ring_rank)(options)
+    found = hook_rank(options)
+    if options.part == "nccl":
+        found["ring"] = ring_rank(options)
     Path(options.folder, f"{options.part}-{options.rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 
@@ -248,6 +328,7 @@ def run_ranks(part: str, options: argparse.Namespace, controller: str, folder: s
             "GLOO_SOCKET_IFNAME": "lo",
             # Two ranks on one GPU: NCCL refuses that unless it takes them for two machines.
             **{"NCCL_HOSTID": f"rank{rank}", "NCCL_SOCKET_IFNAME": "lo", "NCCL_IB_DISABLE": "1"},
+            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         }
         command = [sys.executable, __file__, "--device", options.device, "--part", part, "--folder", folder]
         children.append(subprocess.Popen([*command, "--rank", str(rank)], env=environment))
@@ -261,18 +342,27 @@ def run_ranks(part: str, options: argparse.Namespace, controller: str, folder: s
     return [json.loads(Path(folder, f"{part}-{rank}.json").read_text()) for rank in range(WORLD)]
 
 
-def check_hook(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+def check_hook(ranks: list[dict[str, Any]], part: str) -> dict[str, Any]:
     """Against plain DDP, between ranks, and between paths."""
     found: dict[str, Any] = {}
-    for dtype, bound in (("float32", 2.0**-20), ("bfloat16", 2.0**-7)):
-        hashes = {rank[f"{path}-{dtype}"]["hash"] for rank in ranks for path in ("switch", "ring")}
-        _require(len(hashes) == 1, f"{dtype}: ranks or paths ended in different bits")
-        worst = max(rank[f"{path}-{dtype}"]["worst"] for rank in ranks for path in ("switch", "ring"))
-        _require(worst < bound, f"{dtype}: a gradient is off by {worst:g} of the largest")
-        for path in ("switch", "ring"):
-            stats = ranks[0][f"{path}-{dtype}"]["stats"]
-            _require(stats[f"buckets_{path}"] >= STEPS, f"{dtype}: buckets took another path than the {path}'s")
-        found[f"{dtype}, worst gradient against plain DDP"] = worst
+    bounds = {"float32": 2.0**-20, "float16": 2.0**-9, "bfloat16": 2.0**-6}
+    for dtype, bound in bounds.items():
+        runs = [(path, [rank[f"{path}-{dtype}"] for rank in ranks if f"{path}-{dtype}" in rank]) for path in PATHS]
+        runs = [(path, run) for path, run in runs if run]
+        if not runs:
+            continue
+        hashes = {one["hash"] for path, run in runs for one in run if path != "plain"}
+        _require(len(hashes) == 1, f"{part}, {dtype}: ranks or paths ended in different bits")
+        _require(len({one["hash"] for one in runs[-1][1]}) == 1, f"{part}, {dtype}: ranks ended in different bits")
+        worst = max(one["worst"] for _, run in runs for one in run)
+        _require(worst < bound, f"{part}, {dtype}: a gradient is off by {worst:g} of the largest")
+        for path, run in runs:
+            _require(all(one["skipped"] for one in run), f"{part}, {dtype}, {path}: a NaN did not stop both ranks")
+            stats = run[0]["stats"]
+            counts = {name: stats[f"buckets_{name}"] for name in (*PATHS, "failed")}
+            _require(counts.pop(path) > STEPS, f"{part}, {dtype}: no buckets took the {path} path")
+            _require(not any(counts.values()), f"{part}, {dtype}: buckets took another path than the {path} path")
+        found[f"{part}, {dtype}: worst gradient against plain DDP"] = worst
     return found
 
 
@@ -283,18 +373,24 @@ def main() -> None:
         return
     _require(options.device == "cpu" or torch.cuda.is_available(), "there is no CUDA device")
     name = torch.cuda.get_device_name(0) if options.device == "cuda" else "CPU"
-    found: dict[str, Any] = {"device": name, "torch": torch.__version__}
+    found: dict[str, Any] = {"device": name, "torch": torch.__version__, "cuda": torch.version.cuda}
     found |= quantization(options.device)
-    print(f"{name}: quantizing gives numpy's integers")
+    print(f"{name}: quantizing gives numpy's integers, numbers and residuals", flush=True)
     with tempfile.TemporaryDirectory() as folder, _infrastructure() as controller:
-        found |= check_hook(run_ranks("hook", options, controller, folder))
-        print("two ranks train through the hook; switch path and ring path give the same bits")
-        ring = run_ranks("ring", options, controller, folder)
+        found |= check_hook(run_ranks("hook", options, controller, folder), "gloo")
+        print("two ranks train through the hook; switch path and ring path give the same bits", flush=True)
+        backend = "nccl" if options.device == "cuda" else "gloo"
+        ranks = run_ranks("nccl", options, controller, folder)
+        found |= check_hook(ranks, f"group of {backend}")
+        print(f"the same with a group of {backend}, and the hook in mode off", flush=True)
+        ring = [rank["ring"] for rank in ranks]
         _require(all(rank["right"] for rank in ring), f"the ring's sums are wrong: {ring}")
+        hashes = {digest for rank in ring for digest in rank["hashes"].values()}
+        _require(len(hashes) == 1, f"switch path and ring path of {ring[0]['device']} give different bits")
         found["ring"] = ring[0]["device"]
-        print(f"the ring sums right on {ring[0]['device']}")
+        print(f"the ring sums right on {ring[0]['device']}, and gives the bits of the switch path", flush=True)
     for key, value in found.items():
-        print(f"{key:>45}  {value}")
+        print(f"{key:>55}  {value}")
     if options.json:
         Path(options.json).write_text(json.dumps(found, indent=1))
 

@@ -18,7 +18,6 @@ import mmap
 import os
 import random
 import select
-import signal
 import socket
 import sys
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from p4reduce.errors import P4ReduceError, SwitchError
+from p4reduce.signals import asked_to_stop
 from p4reduce_bmv2.lab_shape import Shape
 
 _ETH_P_ALL = 3
@@ -205,18 +205,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     reader, writer = os.pipe()
     os.set_blocking(writer, False)
-    previous_fd = signal.set_wakeup_fd(writer)
-    previous = {number: signal.signal(number, lambda *_: None) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        shape = Shape(delay=options.delay, loss=options.loss, duplicate=options.duplicate, reorder=options.reorder)
-        Wire(options.links, shape, options.seed, options.counters).run(reader)
+        with asked_to_stop(wakeup=writer):
+            shape = Shape(delay=options.delay, loss=options.loss, duplicate=options.duplicate, reorder=options.reorder)
+            Wire(options.links, shape, options.seed, options.counters).run(reader)
     except (P4ReduceError, OSError) as error:
         sys.stderr.write(f"lab_wire: {error}\n")
         return 2
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(previous_fd)
         os.close(reader)
         os.close(writer)
     return 0

@@ -44,6 +44,8 @@ class Refusal:
 
     code: Code
     message: str
+    away: bool = False
+    """There is no controller here (any more) that could decide: ask again, it may be another one."""
 
 
 class RefusedError(Exception):

@@ -56,7 +56,14 @@ MAX_JOINS = 768
 """Joins that wait at a time."""
 MAX_LEAVES = 1024
 MAX_STREAMS = 2048
-MAX_WATCHERS = 32
+MAX_WATCHES = 512
+WATCHES_EACH = 8
+"""Streams of status that one token may have open; fewer where so many for every token would be more than MAX_WATCHES.
+Without tokens, one address, and ANONYMOUS_WATCHES of all addresses together."""
+ANONYMOUS_WATCHES = 32
+MAX_LOOKS = 512
+LOOKS_EACH = 128
+"""Calls of Status under way at a time, of all and of one token: each may ask the switch."""
 JOINS_EACH = MAX_JOINS // 2
 LEAVES_EACH = MAX_LEAVES // 2
 STREAMS_EACH = MAX_STREAMS // 2
@@ -121,6 +128,11 @@ class Tokens:
             joins.append((jobs, token))
         return cls(operator, tuple(joins))
 
+    @property
+    def number(self) -> int:
+        """How many different tokens there are, the operator's included."""
+        return len({self.operator, *(token for _, token in self.joins)})
+
     def patterns(self, token: str) -> tuple[bool, list[str]]:
         """Whether this is the operator's token, and the patterns of jobs that it opens."""
         given = _digest(token)
@@ -151,6 +163,13 @@ class Caller:
     def may_see(self, job: str) -> bool:
         """Whether a job is this caller's, or all are."""
         return self.operator or any(fnmatch.fnmatchcase(job, pattern) for pattern in self.patterns)
+
+    def check_job(self, job: str) -> None:
+        """Refuse to deal with a job that is not this caller's."""
+        if not self.may_see(job):
+            raise RefusedError(
+                Code.PERMISSION_DENIED, f"the token is not for job {job[:128]!r}: use the token of this job"
+            )
 
 
 EVERYBODY = Caller(True, ())
@@ -188,10 +207,7 @@ class Gate:
         """Whether the caller may join this job now."""
         caller = self.caller(context)
         self.check_rate(context)
-        if not caller.may_see(job):
-            raise RefusedError(
-                Code.PERMISSION_DENIED, f"the token is not for job {job[:128]!r}: use the token of this job"
-            )
+        caller.check_job(job)
 
     def check_operator(self, context: grpc.ServicerContext) -> None:
         """Whether the caller may change what others do."""
@@ -216,15 +232,15 @@ class Gate:
         """
         share = what, self.caller(context).owner or peer(context)
         with self._lock:
-            if self._counts.get(what, 0) >= most:
-                raise RefusedError(
-                    Code.RESOURCE_EXHAUSTED, f"{most} {what} are open, which is the limit: try again later"
-                )
             if self._shares.get(share, 0) >= each:
                 whose = "this token" if self._tokens is not None else "this address"
                 raise RefusedError(
                     Code.RESOURCE_EXHAUSTED,
                     f"{each} {what} of {whose} are open, which is the limit for one: try again later",
+                )
+            if self._counts.get(what, 0) >= most:
+                raise RefusedError(
+                    Code.RESOURCE_EXHAUSTED, f"{most} {what} are open, which is the limit: try again later"
                 )
             self._counts[what] = self._counts.get(what, 0) + 1
             self._shares[share] = self._shares.get(share, 0) + 1
@@ -238,9 +254,18 @@ class Gate:
 
         return leave
 
+    def watch(self, context: grpc.ServicerContext) -> Callable[[], None]:
+        """As `enter`, for a stream of status. Every token has a share that no other can take."""
+        if self._tokens is None:
+            return self.enter("watches", ANONYMOUS_WATCHES, WATCHES_EACH, context)
+        number = self._tokens.number
+        each = max(min(WATCHES_EACH, MAX_WATCHES // number), 1)
+        return self.enter("watches", min(number * each, MAX_WATCHES), each, context)
+
     def _count_wrong(self, context: grpc.ServicerContext) -> None:
-        _LOG.warning("call without a valid token from %s", peer(context))
+        # What is over the rate is not logged either: a flood of calls must not fill the disk.
         self.check_rate(context)
+        _LOG.warning("call without a valid token from %s", peer(context))
 
 
 class Rates:

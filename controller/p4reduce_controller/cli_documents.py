@@ -8,6 +8,8 @@ from typing import Any
 from p4reduce.proto import controller_pb2 as pb
 
 _PATHS = {pb.PATH_SWITCH: "switch", pb.PATH_RING: "ring"}
+OVER = ("failed", "ended")
+"""States of jobs that are over, and still shown."""
 POLICY_FIELDS = (
     "initial_seconds",
     "min_seconds",
@@ -43,6 +45,8 @@ def switch(found: pb.SwitchStatus) -> dict[str, Any]:
         "slots": found.slots,
         "drained": found.drained,
         "trouble": found.trouble,
+        "guarded": found.guarded,
+        "refused": found.refused,
     }
 
 
@@ -66,10 +70,21 @@ def job(found: pb.JobStatus) -> dict[str, Any]:
         "add_slots": found.add_slots,
         "fallbacks": dict(sorted(found.fallbacks.items())),
         "promotions": found.promotions,
+        "over_seconds": found.over_seconds,
         "policy": policy(found.policy),
         "counters": dict(sorted(found.counters.items())),
         "workers": [_worker(worker) for worker in found.workers],
     }
+
+
+def is_over(found: dict[str, Any]) -> bool:
+    """Whether a job, as `job` makes it, runs no more."""
+    return found["state"] in OVER
+
+
+def present(found: dict[str, Any]) -> int:
+    """Ranks of a job that are there: joined, and neither lost nor gone."""
+    return 0 if is_over(found) else sum(worker["state"] in ("joined", "reporting") for worker in found["workers"])
 
 
 def _worker(found: pb.WorkerStatus) -> dict[str, Any]:

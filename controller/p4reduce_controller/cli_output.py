@@ -32,7 +32,9 @@ STYLES = {
     "leaving": "cyan",
     "left": "cyan",
     "failed": "bold red",
+    "ended": "yellow",
     "lost": "bold red",
+    "fenced": "red",
 }
 
 
@@ -112,6 +114,14 @@ def digits(value: float) -> str:
 def milliseconds(seconds: float) -> str:
     """A round-trip time; empty before the first sample."""
     return f"{digits(seconds * 1e3)} ms" if seconds > 0 else ""
+
+
+def ago(seconds: float) -> str:
+    """How long ago something was, in the largest unit that fits."""
+    for size, unit in ((86400.0, "days"), (3600.0, "h"), (60.0, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit} ago"
+    return f"{seconds:.0f} s ago"
 
 
 def counts(values: dict[str, int]) -> str:

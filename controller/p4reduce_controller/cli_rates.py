@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from p4reduce_controller.cli_documents import is_over, present
+
 Document = dict[str, Any]
 FRAMES = "frames_sent"
 RESENT = "retransmissions"
@@ -35,6 +37,8 @@ def _identity(job: Document) -> tuple[object, ...]:
 
 
 def _row(job: Document, before: Document | None, seconds: float) -> Document:
+    if is_over(job):
+        before = None  # there is nothing to compare with: its numbers stand still
     frames = _rise(job, before, FRAMES)
     resent = _rise(job, before, RESENT)
     buckets = None
@@ -47,7 +51,7 @@ def _row(job: Document, before: Document | None, seconds: float) -> Document:
         "mode": job["mode"],
         "path": job["path"],
         "why": job["reason"] or job["path_reason"],
-        "ranks": len(job["workers"]),
+        "ranks": present(job),
         "world_size": job["world_size"],
         "pool_base": job["pool_base"],
         "pool_size": job["pool_size"],
@@ -56,7 +60,7 @@ def _row(job: Document, before: Document | None, seconds: float) -> Document:
         "frames_per_second": _rate(frames, seconds),
         "elements_per_second": _rate(elements, seconds * max(1, len(job["workers"]))),
         "retransmission_percent": 100.0 * resent / frames if frames and resent is not None else None,
-        "rtt_seconds": max((worker["rtt_seconds"] for worker in job["workers"]), default=0.0) or None,
+        "rtt_seconds": None if is_over(job) else max((w["rtt_seconds"] for w in job["workers"]), default=0.0) or None,
         "fallbacks": sum(job["fallbacks"].values()),
         "promotions": job["promotions"],
     }

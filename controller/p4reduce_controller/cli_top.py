@@ -233,7 +233,7 @@ def table(shown: Document, width: int) -> RenderableType:
     rows = grid(*names, gap=1)
     notes: list[RenderableType] = []
     marks = _marks(shown)
-    for job in shown["jobs"]:
+    for job in sorted(shown["jobs"], key=documents.is_over):
         name = Text(safe(job["job"]))
         name.truncate(max(11, width - 69), overflow="ellipsis")
         rows.add_row(
@@ -248,7 +248,7 @@ def table(shown: Document, width: int) -> RenderableType:
             milliseconds(job["rtt_seconds"] or 0.0),
             str(job["fallbacks"]),
         )
-        if job["why"] and (job["state"] == "failed" or job["path"] == "ring"):
+        if job["why"] and (documents.is_over(job) or job["path"] == "ring"):
             notes.append(Text.assemble((f"{safe(job['job'])}: ", "bold"), safe(job["why"])))
     return Group(*parts, rows, *notes)
 

@@ -14,6 +14,7 @@ from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import cli_documents as documents
 from p4reduce_controller.cli_client import EXIT_REFUSED, Client
 from p4reduce_controller.cli_output import (
+    ago,
     counts,
     grid,
     job_name,
@@ -114,23 +115,34 @@ def show_status(console: Console, document: Document) -> None:
     console.print(switch_line(switch))
     if switch["trouble"]:
         note(console, "trouble", switch["trouble"], "red")
+    _strays(console, switch)
     if not document["jobs"]:
         console.print("no jobs")
         return
     table = grid("job", "state", "path", ">epoch", ">ranks", ">slots", ">buckets", folds="job")
-    for job in document["jobs"]:
+    for job in _running_first(document):
         table.add_row(
             Text(safe(job["job"])),
             state(job["state"]),
             state(job["path"]),
             str(job["present"] or job["epoch"] or ""),
-            f"{len(job['workers'])}/{job['world_size']}",
+            f"{documents.present(job)}/{job['world_size']}",
             slots_text(job["pool_base"], job["pool_size"]),
             str(completed(job)),
         )
     console.print(table)
-    for job in document["jobs"]:
+    for job in _running_first(document):
         _why(console, job["job"], job)
+
+
+def _strays(console: Console, switch: Document) -> None:
+    """Frames of no epoch, if there were any: somebody sends what he should not."""
+    for name, text in (
+        ("guarded", "frames dropped: not from the host behind the port, or made to look like the switch's"),
+        ("refused", "contributions to an epoch that the switch does not know"),
+    ):
+        if switch[name]:
+            note(console, name, f"{switch[name]} ({text})")
 
 
 def completed(job: Document) -> int:
@@ -138,26 +150,33 @@ def completed(job: Document) -> int:
     return min((worker["completed"] for worker in job["workers"]), default=0)
 
 
+def _running_first(document: Document) -> list[Document]:
+    return sorted(document["jobs"], key=documents.is_over)
+
+
 def _why(console: Console, head: str, job: Document) -> None:
     if job["reason"]:
-        note(console, head, job["reason"], "red")
+        # After its name, the state: whoever looks for trouble reads these lines alone.
+        over = f"{job['state']} {ago(job['over_seconds'])}: " if head != "why" and documents.is_over(job) else ""
+        reason = job["reason"].removeprefix(f"job {job['job']!r}: ")  # whose name stands there already
+        note(console, head, f"{over}{reason}", "red" if job["state"] == "failed" else "yellow")
     elif job["path_reason"] and job["path"] == "ring":
         note(console, head, f"on the ring path: {job['path_reason']}")
 
 
 def show_jobs(console: Console, document: Document) -> None:
-    """Every rank of every job."""
+    """Every rank of every job; of those that are over, who was there and how far each had come."""
     if not document["jobs"]:
         console.print("no jobs")
-    for job in document["jobs"]:
+    for job in _running_first(document):
         console.print(_headline(job))
         if job["path"] or job["pool_size"]:
             console.print(Text(f"  {_place(job)}"))
         _why(console, "why", job)
-        table = grid(
-            "rank", "host", "address", "port", "state", ">buckets done/in", ">silent", ">rtt", folds="host", gap=1
-        )
+        live = () if documents.is_over(job) else (">silent", ">rtt")
+        table = grid("rank", "host", "address", "port", "state", ">buckets done/in", *live, folds="host", gap=1)
         for worker in job["workers"]:
+            signs = (f"{worker['silent_seconds']:.1f} s", milliseconds(worker["rtt_seconds"])) if live else ()
             table.add_row(
                 str(worker["rank"]),
                 Text(safe(worker["host"])),
@@ -165,8 +184,7 @@ def show_jobs(console: Console, document: Document) -> None:
                 str(worker["switch_port"]),
                 state(worker["state"]),
                 f"{worker['completed']}/{worker['submitted']}",
-                f"{worker['silent_seconds']:.1f} s",
-                milliseconds(worker["rtt_seconds"]),
+                *signs,
             )
         if job["workers"]:
             console.print(table)
@@ -178,6 +196,7 @@ def _headline(job: Document) -> Text:
         (safe(job["job"]), "bold"),
         ": ",
         state(job["state"]),
+        f" {ago(job['over_seconds'])}" if documents.is_over(job) else "",
         f", epoch {epoch}" if epoch else "",
         f", incarnation {job['incarnation']}" if job["incarnation"] else "",
         f", mode {safe(job['mode'])}" if job["mode"] else "",
@@ -210,7 +229,9 @@ def show_pools(console: Console, document: Document) -> None:
 
 def _counters(document: Document) -> Document:
     """Only what was counted."""
+    switch = document["switch"]
     return {
+        "strays": {"guarded": switch["guarded"], "refused": switch["refused"]},
         "jobs": [
             {
                 "job": job["job"],
@@ -221,12 +242,14 @@ def _counters(document: Document) -> Document:
                 "promotions": job["promotions"],
             }
             for job in document["jobs"]
-        ]
+        ],
     }
 
 
 def show_counters(console: Console, document: Document) -> None:
-    """Of each job: the switch's counters of the present epoch, and the workers' with the ranks that stand out."""
+    """Frames of no epoch. Of each job: the switch's counters of the present epoch, and the workers' with the ranks that
+    stand out."""
+    _strays(console, document["switch"])
     if not document["jobs"]:
         console.print("no jobs")
     for job in document["jobs"]:
@@ -257,5 +280,6 @@ def show_switches(console: Console, document: Document) -> None:
         console.print(f"  P4Runtime at {safe(switch['address'])}, device {switch['device_id']}{since}")
         if switch["trouble"]:
             note(console, "trouble", switch["trouble"], "red")
+        _strays(console, switch)
         if switch["drained"]:
             note(console, "drained", f"jobs run on the ring path: `p4reducectl undrain {safe(switch['name'])}` ends it")

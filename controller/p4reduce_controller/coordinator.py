@@ -25,7 +25,7 @@ from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import messages
 from p4reduce_controller.admission import Applicant, Code, Refusal, RefusedError
 from p4reduce_controller.audit import Keeper
-from p4reduce_controller.entries import COUNTER, COUNTER_NAMES, Epoch, base
+from p4reduce_controller.entries import COUNTER, COUNTER_NAMES, STRAY_NAMES, Epoch, base, stray_indices
 from p4reduce_controller.hosts import Hosts
 from p4reduce_controller.jobs import Jobs
 from p4reduce_controller.link import Connector, Switch, SwitchGoneError, SwitchLink
@@ -116,6 +116,8 @@ class Coordinator:
         self._next_audit = 0.0
         self._found = ""
         """What the last audit found wrong."""
+        self._strays: dict[str, int] = {}
+        """Frames of no epoch that the switch has counted, as last read."""
         self._mailboxes: dict[int, Mailbox] = {}
         self._numbers = itertools.count(1)
         self._stopping = False
@@ -149,11 +151,11 @@ class Coordinator:
         store = self._open_store()
         with self._changed:
             self._store = store
-            records, flags = store.records(), store.flags()
+            records, ends, flags = store.records(), store.ends(), store.flags()
             self._restore_flags(flags)
             if records:
                 _LOG.info("%d jobs in the state file", len(records))
-        self._act(lambda now: self._jobs.restore(records, self.hosts, now))
+        self._act(lambda now: self._jobs.restore(records, self.hosts, now, ends))
 
     def _restore_flags(self, flags: dict[str, Any]) -> None:
         now = self._now()
@@ -198,7 +200,7 @@ class Coordinator:
     def _halt(self, why: str) -> None:
         with self._changed:
             self._stopping = True
-            refusal = Refusal(Code.UNAVAILABLE, why)
+            refusal = Refusal(Code.UNAVAILABLE, why, away=True)
             for mailbox in self._mailboxes.values():
                 mailbox.put(refusal)
             self._changed.notify_all()
@@ -223,7 +225,7 @@ class Coordinator:
             number = next(self._numbers)
             self._mailboxes[number] = mailbox
             if self._stopping:
-                mailbox.put(Refusal(Code.UNAVAILABLE, "the controller is stopping"))
+                mailbox.put(Refusal(Code.UNAVAILABLE, "the controller is stopping", away=True))
         try:
             yield number, mailbox
         finally:
@@ -268,6 +270,10 @@ class Coordinator:
         """Put an end into a mailbox."""
         self._send(number, END)
 
+    def refuse(self, number: int, refusal: Refusal) -> None:
+        """Answer an RPC with a refusal that was not the jobs' decision."""
+        self._send(number, refusal)
+
     def tick(self) -> None:
         """Look at the clock."""
         self._act(self._jobs.tick)
@@ -287,7 +293,7 @@ class Coordinator:
             trouble = self._link.trouble or self._found or ("" if answers else "it does not answer")
             return pb.StatusReply(
                 switch=messages.switch_status(
-                    self.hosts, connected, self._jobs.drained, trouble, self._link.connected_seconds
+                    self.hosts, connected, self._jobs.drained, trouble, self._link.connected_seconds, self._strays
                 ),
                 jobs=[messages.job_status(job, now) for job in self._jobs.jobs() if only in ("", job.name)],
                 server_version=messages.VERSION,
@@ -349,6 +355,12 @@ class Coordinator:
         if self._stopping:
             raise RefusedError(Code.UNAVAILABLE, "the controller is stopping")
         self._act(change)
+        if self._stopping:
+            raise RefusedError(
+                Code.UNAVAILABLE,
+                "this controller has ended, because its state cannot be written: whether this was done shows when it "
+                "is started again",
+            )
 
     def _kept(self, flag: str) -> object:
         return self._store.flags().get(flag) if self._store is not None else None
@@ -370,6 +382,7 @@ class Coordinator:
         gap, self._looked = read - self._looked, read
         if self._timer is not None and self._timer.is_alive() and gap > STALL_SECONDS:
             self._asleep += gap
+            self._jobs.woken(read - self._asleep)
             _LOG.warning("this controller was stopped for %.1f s: leases go on as if that had not been", gap)
         return read - self._asleep
 
@@ -400,8 +413,8 @@ class Coordinator:
         match action:
             case Persist(name, record):
                 self._stored().save(name, record)
-            case Forget(name):
-                self._stored().forget(name)
+            case Forget(name, end):
+                self._stored().forget(name, end)
             case Grant():
                 self._send(action.ticket, messages.join_reply(self.hosts, action, self._lease_seconds))
             case Refuse(ticket, refusal):
@@ -476,6 +489,7 @@ class Coordinator:
             self._stored().raise_to(mark)
         kept = sum(plan.number in epochs for plan in live)
         _LOG.info("switch %s: %d entries changed, %d epochs kept", self.hosts.switch.name, changed, kept)
+        self._read_strays(switch)
         self._next_audit = time.monotonic() + self._audit_seconds
         self._found = ""
         self._act(lambda now: self._jobs.switch_up(epochs, now))
@@ -484,7 +498,8 @@ class Coordinator:
         return max([self._stored().last, *(plan.number for plan in self._jobs.live())])
 
     def _look_after(self, switch: Switch) -> None:
-        """In the link's thread, at every probe: now and then an audit."""
+        """In the link's thread, at every probe: frames of no epoch, and now and then an audit."""
+        self._read_strays(switch)
         if time.monotonic() < self._next_audit:
             return
         self._next_audit = time.monotonic() + self._audit_seconds
@@ -503,6 +518,16 @@ class Coordinator:
             _LOG.warning("switch %s: an audit found, and mended what it may: %s", self.hosts.switch.name, finding.text)
         if finding.lost:
             self._act(lambda now: self._jobs.entries_lost(finding.lost, now))
+
+    def _read_strays(self, switch: Switch) -> None:
+        try:
+            values = switch.read_counters(COUNTER, stray_indices())
+        except SwitchGoneError:
+            raise
+        except SwitchError as error:
+            _LOG.info("counters of frames without an epoch not read: %s", error)
+        else:
+            self._strays = dict(zip(STRAY_NAMES, values, strict=True))
 
     def _switch_down(self, why: str) -> None:
         self._act(lambda now: self._jobs.switch_down(why, now))

@@ -38,6 +38,8 @@ COUNTER_NAMES = {
 FLOOD_INSTANCE = 1
 NOBODY = 0
 """The statistics row of frames that belong to no epoch."""
+STRAY_NAMES = {"guarded": constants.COUNT_GUARDED, "refused": constants.COUNT_REFUSED}
+"""What that row counts."""
 
 Fields = tuple[tuple[str, int], ...]
 
@@ -199,6 +201,11 @@ class Epoch:
     def remove(self) -> list[Update]:
         """Updates that take the rest away, the group before the addresses it leads to."""
         return deletes(reversed(self.rest()))
+
+
+def stray_indices() -> list[int]:
+    """The cells of frames that belong to no epoch, in the order of STRAY_NAMES."""
+    return [NOBODY * COUNTS_PER_ROW + event for event in STRAY_NAMES.values()]
 
 
 def base(hosts: Hosts) -> list[Entity]:

@@ -205,7 +205,12 @@ class Jobs(Operations):
             worker = job.run.workers.get(identity[2]) if job.run is not None else None
             if worker is not None and worker.stream == stream:
                 self._dispatch(job, Event.BREAK, Signal(now, ticket=stream, rank=identity[2]))
+                self._let_go(job, now)
         return self._taken()
+
+    def woken(self, now: float) -> None:
+        """This controller goes on after it was stopped: what happened meanwhile comes in now, in any order."""
+        self._woken = now
 
     def leave(
         self,

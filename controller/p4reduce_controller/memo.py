@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A job as it stands on disk, and back. What cannot be told from a job's record needs no restart to be lost.
+"""A job as it stands on disk, and how it ended, and back. What a record does not tell is lost with the controller.
 
 A record holds credentials: whoever can read the state file can act for its workers.
 """
@@ -18,11 +18,13 @@ from p4reduce.errors import ConfigError
 from p4reduce_controller.admission import MODES, Applicant, RefusedError, check_job_name
 from p4reduce_controller.entries import Epoch, Place
 from p4reduce_controller.hosts import Host, Hosts
-from p4reduce_controller.model import Job, Order, OrderKind, Path, Run, Worker, WorkerState
+from p4reduce_controller.model import Fence, Job, Order, OrderKind, Path, Reason, Run, Worker, WorkerState
 from p4reduce_controller.pools import Lease
-from p4reduce_controller.states import LIVE, State
+from p4reduce_controller.states import LIVE, OVER, State
 
 VERSION = 1
+MAX_MESSAGE = 4000
+"""Characters of an end's message that are kept."""
 
 
 class MemoError(ValueError):
@@ -95,6 +97,52 @@ def recall(record: Mapping[str, Any], hosts: Hosts | None, now: float) -> tuple[
         raise MemoError(f"{type(error).__name__}: {error}") from None
     _check(job, job.run)
     return job, endings
+
+
+def end_memo(job: Job, fence: Fence, state: State) -> dict[str, Any]:
+    """How a membership ended, ready for JSON."""
+    run = job.run
+    if run is None:
+        raise ValueError(f"job {job.name!r} has no membership that could have ended")
+    return {
+        "version": VERSION,
+        "job": job.name,
+        "epoch": run.epoch,
+        "world_size": job.world_size,
+        "incarnation": job.incarnation,
+        "mode": job.mode,
+        "ring": job.ring,
+        "state": state.name,
+        "reason": fence.reason.name,
+        "message": fence.message[:MAX_MESSAGE],
+        "ranks": list(fence.ranks),
+        "bucket": fence.bucket,
+    }
+
+
+def recall_end(record: Mapping[str, Any]) -> tuple[Job, int, Fence]:
+    """The job of an end's record, without its ranks; the epoch that named the membership; the fence. MemoError."""
+    try:
+        check_job_name(record["job"])
+        state, epoch = State[record["state"]], _number(record["epoch"])
+        if record["version"] != VERSION or state not in OVER or epoch >> 32:
+            raise MemoError(f"version {record['version']!r}, state {state.name} or epoch {epoch} cannot be")
+        ranks = tuple(_number(rank) for rank in record["ranks"])
+        fence = Fence(Reason[record["reason"]], str(record["message"]), ranks, _number(record["bucket"]))
+        job = Job(
+            record["job"],
+            _number(record["world_size"]),
+            _number(record["incarnation"]),
+            state,
+            reason=fence.message,
+            mode=str(record["mode"]),
+            ring=bool(record["ring"]),
+        )
+    except MemoError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, RefusedError) as error:
+        raise MemoError(f"{type(error).__name__}: {error}") from None
+    return job, epoch, fence
 
 
 _MUST: dict[State, tuple[OrderKind, OrderKind, bool]] = {
@@ -235,4 +283,5 @@ def _recall(job: Job, record: Mapping[str, Any], hosts: Hosts | None, now: float
         submitted=_number(record["submitted"]),
         completed=_number(record["completed"]),
         credential=bytes.fromhex(record["credential"]),
+        known=False,
     )

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -220,8 +220,10 @@ def describe(hosts: Hosts) -> pb.DescribeReply:
     )
 
 
-def switch_status(hosts: Hosts, connected: bool, drained: bool, trouble: str, seconds: float) -> pb.SwitchStatus:
-    """The switch. A session is only ever kept as primary."""
+def switch_status(
+    hosts: Hosts, connected: bool, drained: bool, trouble: str, seconds: float, strays: Mapping[str, int]
+) -> pb.SwitchStatus:
+    """The switch. A session is only ever kept as primary. `strays`: frames of no epoch, see `entries.STRAY_NAMES`."""
     return pb.SwitchStatus(
         address=hosts.switch.grpc,
         device_id=hosts.switch.device_id,
@@ -233,6 +235,7 @@ def switch_status(hosts: Hosts, connected: bool, drained: bool, trouble: str, se
         drained=drained,
         trouble=trouble,
         connected_seconds=seconds if connected else 0.0,
+        **strays,
     )
 
 
@@ -252,6 +255,8 @@ def job_status(job: Job, now: float) -> pb.JobStatus:
         fallbacks=dict(job.fallbacks),
         promotions=job.promotions,
     )
+    if job.over_since is not None:
+        status.over_seconds = max(0.0, now - job.over_since)
     run = job.run
     if run is not None and job.state not in (State.JOINING, State.INSTALLING):
         status.epoch, status.present = run.epoch, run.present

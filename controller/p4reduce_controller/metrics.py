@@ -18,7 +18,8 @@ from p4reduce_controller.model import PoolView
 MAX_JOBS: Final = 64
 MAX_WORKERS: Final = 1024
 """Workers of all jobs together that have series of their own."""
-STATES: Final = ("joining", "switch", "cutting", "ring", "preparing", "trying", "holding", "leaving", "failed")
+RUNNING: Final = ("joining", "switch", "cutting", "ring", "preparing", "trying", "holding", "leaving")
+STATES: Final = (*RUNNING, "failed", "ended")
 MODES: Final = ("auto", "require", "off")
 EVENTS: Final = ("contributions", "results", "repeats", "duplicates", "stale", "mismatch", "refused")
 _PATHS: Final = {pb.PATH_SWITCH: "switch", pb.PATH_RING: "ring", pb.PATH_UNSPECIFIED: "none"}
@@ -59,7 +60,7 @@ class Exporter:
     def families(self) -> Iterator[Family]:
         """One snapshot."""
         status, pools = self._source.status(""), list(self._source.pools())
-        jobs = sorted(status.jobs, key=lambda job: (job.state == "failed", job.job))
+        jobs = sorted(status.jobs, key=lambda job: (job.state not in RUNNING, job.job))
         shown = jobs[:MAX_JOBS]
         self._note_epochs({epoch for job in jobs for epoch in (job.epoch, job.present)} | {p.epoch for p in pools})
         yield _one(
@@ -102,11 +103,17 @@ def _switch(switch: pb.SwitchStatus) -> Iterator[Family]:
         family = Family(f"p4reduce_switch_{metric}", "gauge", text, _SWITCH)
         family.add(value, name)
         yield family
+    strays = Family(
+        "p4reduce_switch_strays", "counter", "Frames that belong to no epoch, by what they were.", (*_SWITCH, "kind")
+    )
+    strays.add(switch.guarded, name, "guarded")
+    strays.add(switch.refused, name, "refused")
+    yield strays
 
 
 def _slots(status: pb.StatusReply, pools: Sequence[PoolView]) -> Iterator[Family]:
     """A lease whose epoch is not the job's present one waits for its entries to be gone, or is being prepared."""
-    present = {(job.job, job.present or job.epoch) for job in status.jobs if job.state != "failed"}
+    present = {(job.job, job.present or job.epoch) for job in status.jobs if job.state in RUNNING}
     slots: Counter[str] = Counter(free=0, leased=0, changing=0)
     leases: Counter[str] = Counter(leased=0, changing=0)
     for pool in pools:

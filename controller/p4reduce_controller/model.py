@@ -90,6 +90,7 @@ class WorkerState(Enum):
     REPORTING = "reporting"
     LEFT = "left"
     LOST = "lost"
+    FENCED = "fenced"
 
 
 @dataclass(slots=True)
@@ -129,6 +130,10 @@ class Worker:
     rtt: float = 0.0
     present: int = 0
     """The epoch of the order that it said it carries out."""
+    known: bool = True
+    """Whether its numbers are its own. Those of a record on disk are old, until it reports again."""
+    expires: float | None = None
+    """When it counts as lost, if it does not come back: set when its stream ended while the controller was stopped."""
 
 
 @dataclass(slots=True)
@@ -195,6 +200,8 @@ class Job:
     run: Run | None = None
     """The present membership; of a failed job, the last one."""
     reason: str = ""
+    over_since: float | None = None
+    """When it failed or ended."""
     misfits: dict[int, tuple[int, str]] = field(default_factory=dict)
     """Ranks that were refused this round for their world size: the size, and the host they came from."""
     mode: str = "auto"
@@ -395,9 +402,10 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Forget:
-    """Delete a job's record from disk; it may have none."""
+    """Delete a job's record from disk; it may have none. `end`: how it ended, ready for JSON, is kept for a while."""
 
     name: str
+    end: dict[str, Any] | None = None
 
 
 Action = (

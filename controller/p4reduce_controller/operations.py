@@ -11,11 +11,23 @@ from p4reduce.core.config import RetransmissionPolicy
 from p4reduce_controller.admission import Code, RefusedError, mode_of, ranks_text
 from p4reduce_controller.entries import Epoch
 from p4reduce_controller.hosts import Hosts
-from p4reduce_controller.memo import MemoError, recall
-from p4reduce_controller.model import Action, Ending, Forget, Job, Order, OrderKind, Signal, TellPolicy, WorkerState
+from p4reduce_controller.memo import MAX_MESSAGE, VERSION, MemoError, recall, recall_end
+from p4reduce_controller.model import (
+    Action,
+    Ending,
+    Forget,
+    Job,
+    Order,
+    OrderKind,
+    Reason,
+    Signal,
+    TellPolicy,
+    WorkerState,
+)
 from p4reduce_controller.records import STARTING, run_of
 from p4reduce_controller.runs import Runs
-from p4reduce_controller.states import Event, State
+from p4reduce_controller.states import OVER, Event, State
+from p4reduce_controller.store import End
 
 _LOG = logging.getLogger(__name__)
 
@@ -87,8 +99,8 @@ class Operations(Runs):
     def evict(self, name: str, now: float) -> list[Action]:
         """End a job, loudly. RefusedError when there is none."""
         job = self._jobs.get(name)
-        if job is None or job.state is State.FAILED:
-            why = "no such job: `p4reducectl jobs` shows all" if job is None else "it has failed already"
+        if job is None or job.state in OVER:
+            why = "no such job: `p4reducectl jobs` shows all" if job is None else f"it has {job.state.value} already"
             raise RefusedError(Code.NOT_FOUND if job is None else Code.FAILED_PRECONDITION, f"job {name!r}: {why}")
         self._dispatch(job, Event.EVICT, Signal(now))
         return self._taken()
@@ -103,17 +115,19 @@ class Operations(Runs):
 
     # ---- after a restart ------------------------------------------------------------------------------------------
 
-    def restore(self, records: Iterable[Mapping[str, Any]], hosts: Hosts | None, now: float) -> list[Action]:
+    def restore(
+        self, records: Iterable[Mapping[str, Any]], hosts: Hosts | None, now: float, ends: Iterable[End] = ()
+    ) -> list[Action]:
         """Take up the jobs that an earlier controller has left, before the first `switch_up` and any other call but
-        `drain` and `set_policy`.
+        `drain` and `set_policy`. `ends`: how others had ended.
 
         Every worker has a whole lease's time to open its stream again, see `await_return`. Records that make no
-        sense, or no longer fit the hosts file, are logged and forgotten.
+        sense, or no longer fit the hosts file, are logged and forgotten; their workers are told why.
         """
         if self._switch_down is None:
             self._switch_down, self._down_since = STARTING, now
         found: list[tuple[Job, list[Epoch]]] = []
-        useless: list[str] = []
+        useless: dict[str, tuple[Mapping[str, Any], str]] = {}
         for record in records:
             name = str(record.get("job", "")) if isinstance(record, Mapping) else ""
             try:
@@ -125,7 +139,7 @@ class Operations(Runs):
                     raise MemoError(f"what it leases, {plan.lease}, is another job's")
             except MemoError as error:
                 _LOG.error("the record of job %r is forgotten, its workers must start again: %s", name, error)
-                useless.append(name)
+                useless[name] = (record, str(error))
                 continue
             self._jobs[job.name] = job
             found.append((job, endings))
@@ -134,10 +148,45 @@ class Operations(Runs):
             for plan in endings:
                 if plan.number not in self._endings and self._pools.take_exactly(plan.lease):
                     self._endings[plan.number] = Ending(job.name, plan, run_of(job).epoch, retry_at=now)
-        self._actions += [Forget(name) for name in dict.fromkeys(useless) if name not in self._jobs]
+        for end in ends:
+            self._restore_end(end, now)
+        for name, (record, why) in useless.items():
+            if name not in self._jobs or self._jobs[name].state in OVER:
+                self._actions.append(Forget(name, self._disown(name, record, why, now)))
         for job, _ in found:
             self._resume(job, now)
         return self._taken()
+
+    def _restore_end(self, end: End, now: float) -> None:
+        """A membership that was over before the restart: late workers are told why, operators see it."""
+        try:
+            job, epoch, fence = recall_end(end.record)
+        except MemoError as error:
+            _LOG.error("the record of how a job ended is left out: %s", error)
+            return
+        self._remember(epoch, job.name, fence)
+        known = self._jobs.get(job.name)
+        if end.shown and (known is None or known.state in OVER):
+            self._jobs.pop(job.name, None)
+            job.over_since = now - end.age
+            self._move(job, job.state)
+
+    def _disown(self, name: str, record: Mapping[str, Any], why: str, now: float) -> dict[str, Any] | None:
+        """How a job ended that cannot be taken up again, if its record still tells which it was."""
+        message = f"job {name!r}: the controller was restarted and could not take it up again: {why}"
+        said: dict[str, Any] = {
+            key: record.get(key)
+            for key in ("job", "epoch", "world_size", "incarnation", "mode", "ring")
+            if isinstance(record, Mapping)
+        }
+        end = said | {"version": VERSION, "state": State.FAILED.name, "reason": Reason.ABORTED.name}
+        end |= {"message": message[:MAX_MESSAGE], "ranks": [], "bucket": 0}
+        try:
+            recall_end(end)
+        except MemoError:
+            return None
+        self._restore_end(End(end, 0.0, True), now)
+        return end
 
     def await_return(self, now: float) -> None:
         """Restored workers can come back from now on: those that have not yet get a lease's time, and no less than

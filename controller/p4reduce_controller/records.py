@@ -11,7 +11,7 @@ from p4reduce.core.config import RetransmissionPolicy
 from p4reduce_controller.admission import Applicant, Code, Refusal
 from p4reduce_controller.entries import Epoch
 from p4reduce_controller.hosts import Hosts
-from p4reduce_controller.memo import memo
+from p4reduce_controller.memo import end_memo, memo
 from p4reduce_controller.model import (
     Action,
     Ending,
@@ -29,14 +29,15 @@ from p4reduce_controller.model import (
     WorkerState,
 )
 from p4reduce_controller.pools import PORT_BUDGET, Pools
-from p4reduce_controller.states import TABLE, Event, State
+from p4reduce_controller.states import OVER, TABLE, Event, State
 
 RETRY_SECONDS = 5.0
 """How long to wait before asking the switch again to remove what it did not remove."""
 STARTING = "the controller has just been started"
 """Why there is no session before the first attempt: no sign of trouble."""
 MAX_FAILED = 64
-"""Failed jobs whose records are kept for status."""
+"""Jobs that are over whose records are kept for status."""
+NEVER = float("-inf")
 
 
 class Records:
@@ -77,6 +78,8 @@ class Records:
         self._down_since = 0.0
         self._up_since: float | None = None
         self._drained = False
+        self._woken = NEVER
+        """When this controller went on after it had been stopped."""
         self._own = range(0)
         """From the first to the last epoch that this controller handed out."""
 
@@ -120,11 +123,12 @@ class Records:
                 del self._jobs[job.name]
             return
         self._jobs.setdefault(job.name, job)
-        if state is State.FAILED:
-            # To the end of the line: the oldest failure is forgotten first.
-            self._jobs[job.name] = self._jobs.pop(job.name)
-        failed = [name for name, other in self._jobs.items() if other.state is State.FAILED]
-        for name in failed[:-MAX_FAILED]:
+        if state not in OVER:
+            return
+        # To the end of the line: the oldest is forgotten first.
+        self._jobs[job.name] = self._jobs.pop(job.name)
+        over = [name for name, other in self._jobs.items() if other.state in OVER]
+        for name in over[:-MAX_FAILED]:
             del self._jobs[name]
 
     def _ignore(self, job: Job, _: Signal) -> State:
@@ -159,7 +163,7 @@ class Records:
         return [worker for worker in job.run.workers.values() if worker.state is not WorkerState.LEFT]
 
     def _lapse(self, worker: Worker) -> float:
-        return worker.heard + self._lease_seconds
+        return worker.heard + self._lease_seconds if worker.expires is None else worker.expires
 
     def _unreachable_at(self, job: Job) -> float | None:
         """When the switch counts as lost to this job; None while there is no reason to think so."""
@@ -192,8 +196,9 @@ class Records:
         endings = [ending.plan for ending in self._endings.values() if ending.job == job.name]
         self._actions.append(Persist(job.name, memo(job, endings)))
 
-    def _forget(self, job: Job) -> None:
-        self._actions.append(Forget(job.name))
+    def _forget(self, job: Job, fence: Fence | None = None, state: State = State.ABSENT) -> None:
+        """With a fence: its workers, and operators, can still be told of it after a restart."""
+        self._actions.append(Forget(job.name, None if fence is None else end_memo(job, fence, state)))
 
     # ---- the end of an epoch --------------------------------------------------------------------------------------
 

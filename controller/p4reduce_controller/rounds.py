@@ -26,12 +26,9 @@ from p4reduce_controller.model import (
 from p4reduce_controller.paths import FIRST_DELAY, Paths, plan_of
 from p4reduce_controller.records import applicant_of, run_of, superseded
 from p4reduce_controller.states import State
-from p4reduce_controller.store import StoreError
+from p4reduce_controller.store import MAX_ENDS, StoreError
 
 _LOG = logging.getLogger(__name__)
-
-MAX_FENCES = 256
-"""Fences of past epochs that a late worker can still be told."""
 
 
 class Rounds(Paths):
@@ -50,7 +47,7 @@ class Rounds(Paths):
 
     def _clear(self, job: Job) -> None:
         """Nothing of the last membership counts in the next one."""
-        job.run, job.reason = None, ""
+        job.run, job.reason, job.over_since = None, "", None
         job.policy, job.policy_changed = self.default_policy, False
         job.path, job.path_reason, job.promotions = Path.SWITCH, "", 0
         job.fallbacks.clear()
@@ -103,7 +100,8 @@ class Rounds(Paths):
                 )
                 return
         job.misfits.pop(applicant.rank, None)
-        job.mode = applicant.mode
+        if job.state is not State.LEAVING:  # whose mode is that of the ranks still there
+            job.mode = applicant.mode
         job.seats[applicant.rank] = Seat(applicant, signal.ticket, signal.now + applicant.wait_seconds)
 
     def _move_seat(self, job: Job, seat: Seat, signal: Signal) -> None:
@@ -294,11 +292,11 @@ class Rounds(Paths):
 
     # ---- the loud end ---------------------------------------------------------------------------------------------
 
-    def _fence(self, job: Job, fence: Fence, signal: Signal) -> State:
+    def _fence(self, job: Job, fence: Fence, signal: Signal, state: State = State.FAILED) -> State:
         """End the membership. The workers are told by `revoked`, once nothing of theirs can count any more."""
         run = run_of(job)
         streams = [w.stream for w in run.workers.values() if w.stream is not None]
-        self._forget(job)
+        self._forget(job, fence, state)
         if run.plan is not None:
             self._end(job, fence).streams += streams
         else:
@@ -308,16 +306,22 @@ class Rounds(Paths):
                 # Nobody is kept waiting; it was to be gone anyway.
                 self._actions += [LeaveDone(ticket) for ticket in worker.leaving.tickets]
                 worker.leaving = None
+            if worker.state in (WorkerState.JOINED, WorkerState.REPORTING):
+                worker.state = WorkerState.FENCED
         run.due, run.doubt = None, None
-        job.reason = fence.message
-        self._past[run.epoch] = (job.name, fence)
-        while len(self._past) > MAX_FENCES:
+        job.reason, job.over_since = fence.message, signal.now
+        self._remember(run.epoch, job.name, fence)
+        return self._next_round(job, signal) if job.seats else state
+
+    def _remember(self, epoch: int, name: str, fence: Fence) -> None:
+        self._past[epoch] = (name, fence)
+        while len(self._past) > MAX_ENDS:
             self._past.popitem(last=False)
-        return self._next_round(job, signal) if job.seats else State.FAILED
 
     def _next_round(self, job: Job, signal: Signal) -> State:
         """Ranks that left early wait for the next epoch already."""
         self._clear(job)
+        job.mode = next(iter(job.seats.values())).applicant.mode
         return self._complete(job, signal)
 
 

@@ -12,6 +12,7 @@ from p4reduce_controller.model import (
     Fence,
     Job,
     LeaveDone,
+    Path,
     Reason,
     Register,
     Signal,
@@ -32,6 +33,10 @@ MAX_COUNTERS = 64
 MAX_COUNTER_NAME = 64
 MAX_LEAVES_EACH = 2
 """Leaves of one rank that wait at a time."""
+WAKING_SECONDS = 2.0
+"""So long after this controller was stopped a stream that ends may have ended meanwhile, and a leave been missed."""
+COMEBACK_SECONDS = 5.0
+"""When such ranks must have opened their streams again, all at once: whether all are gone shows then."""
 
 
 def _seconds(said: float) -> float:
@@ -57,7 +62,7 @@ class Runs(Promotion):
             )
             return job.state
         stream = signal.ticket
-        worker.stream = stream
+        worker.stream, worker.expires = stream, None
         worker.state = WorkerState.REPORTING
         self._actions += [Register(stream), TellOrder(stream, run.order)]
         if job.policy_changed:
@@ -105,6 +110,7 @@ class Runs(Promotion):
         if report is None:
             return job.state
         advanced = report.completed > worker.completed
+        worker.known = True
         # Neither ever falls; what a leave has said may be ahead of the stream.
         worker.submitted = max(worker.submitted, report.submitted)
         worker.completed = max(worker.completed, report.completed)
@@ -132,18 +138,53 @@ class Runs(Promotion):
         worker.stream = None
         if worker.state is WorkerState.LEFT:
             return job.state
+        if worker.leaving is not None and job.path is Path.SWITCH:
+            # It has said that it leaves, and waits no longer. What it took part in is with the switch; the ring path
+            # could not go on without it.
+            worker.leaving.expires = signal.now
+            return job.state
+        if signal.now < self._woken + WAKING_SECONDS:
+            worker.state, worker.expires = WorkerState.JOINED, self._woken + COMEBACK_SECONDS
+            return job.state
         worker.state = WorkerState.LOST
         message = f"job {job.name!r}: {worker.applicant.name} is lost: its progress stream ended without a leave"
         return self._fence(job, Fence(Reason.WORKER_LOST, message, (signal.rank,)), signal)
 
     def _lose_silent(self, job: Job, signal: Signal) -> State:
         workers = [run_of(job).workers[rank] for rank in signal.ranks]
+        how = self._ended(job, workers)
+        if how:
+            return self._fence(job, Fence(Reason.WORKER_LOST, f"job {job.name!r}: {how}"), signal, State.ENDED)
         for worker in workers:
             worker.state = WorkerState.LOST
         names = ", ".join(worker.applicant.name for worker in workers)
         verb = "is" if len(workers) == 1 else "are"
-        message = f"job {job.name!r}: {names} {verb} lost: no report for {self._lease_seconds:g} s"
+        why = f"no report for {self._lease_seconds:g} s"
+        if all(worker.expires is not None for worker in workers):
+            why = "the progress stream ended while the controller was stopped, and was not opened again"
+        message = f"job {job.name!r}: {names} {verb} lost: {why}"
         return self._fence(job, Fence(Reason.WORKER_LOST, message, signal.ranks), signal)
+
+    def _ended(self, job: Job, gone: list[Worker]) -> str:
+        """How a job may have ended in good order, for all that is known: all ranks that had not left went away while
+        nobody listened. Empty: it has not.
+        """
+        run = run_of(job)
+        if len(gone) < len(self._staying(job)):
+            return ""
+        if not any(worker.known for worker in gone):
+            return (
+                "no rank came back after the controller was restarted: they ended meanwhile, or cannot reach it; "
+                "whether the job had finished is not known"
+            )
+        if any(worker.expires is None for worker in gone):
+            return ""
+        handed_in = max(worker.submitted for worker in run.workers.values())
+        completed = min(worker.completed for worker in gone)
+        last = f"when the ranks were last heard, {completed} of {handed_in} buckets were complete"
+        if completed >= handed_in:
+            last = f"all {handed_in} buckets that the ranks had handed in were complete"
+        return f"its ranks went away without leaving, while the controller was stopped; {last}"
 
     def _supersede(self, job: Job, signal: Signal) -> State:
         self._refuse_seats(job, Code.ABORTED, superseded(job, signal))

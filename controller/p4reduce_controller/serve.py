@@ -7,7 +7,6 @@ import argparse
 import json
 import logging
 import os
-import signal
 import sys
 import threading
 from collections.abc import Sequence
@@ -17,6 +16,7 @@ from dataclasses import fields, replace
 from p4reduce import __version__
 from p4reduce.core.config import RetransmissionPolicy
 from p4reduce.errors import P4ReduceError
+from p4reduce.signals import asked_to_stop
 from p4reduce.wire import PROFILES
 from p4reduce_controller import logs, messages
 from p4reduce_controller.auth import Tls
@@ -30,8 +30,8 @@ _LEVELS = ("debug", "info", "warning", "error")
 _LOG = logging.getLogger(__name__)
 _POLL_SECONDS = 0.25
 _EPILOG = """
-exit codes: 0 after a signal; 2 hosts file, options, state file, address or switch are wrong; 3 another controller has
-taken this one's place, or its state file could not be written.
+exit codes: 0 after a signal (a second one ends it at once); 2 hosts file, options, state file, address or switch are
+wrong; 3 another controller has taken this one's place, or its state file could not be written.
 
 two controllers for one switch: start both with --standby. One of them becomes the switch's primary (P4Runtime
 arbitration) and serves; the other waits, with neither address nor state file open, and takes over when the first
@@ -136,17 +136,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(argv)
     logs.set_up(options.log_format, options.log_level, sys.stderr)
     stop = threading.Event()
-    handlers = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        return _run(options, stop)
-    except P4ReduceError as error:
-        if stop.is_set():
-            return 0
-        sys.stderr.write(f"p4reduce-controller: {error}\n")
-        return EXIT_BAD_INPUT
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
+    with asked_to_stop(stop.set):
+        try:
+            return _run(options, stop)
+        except P4ReduceError as error:
+            if stop.is_set():
+                return 0
+            sys.stderr.write(f"p4reduce-controller: {error}\n")
+            return EXIT_BAD_INPUT
 
 
 def _run(options: argparse.Namespace, stop: threading.Event) -> int:

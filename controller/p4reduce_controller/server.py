@@ -31,8 +31,9 @@ from p4reduce_controller.store import InUseError, Store, open_store
 _LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
-MAX_THREADS = 4096
-"""Every Join that waits and every progress stream holds a thread; they are made when needed."""
+MAX_THREADS = 6144
+"""More than all bounded calls together (see `auth`), so that an operator's call always finds one: every Join that waits
+and every progress stream holds a thread. They are made when needed."""
 MIN_LEASE_SECONDS = 0.1
 MAX_REQUEST = 64 << 10
 """Bytes of a request. The largest that makes sense, a report with all its counters, has some 4 KiB."""

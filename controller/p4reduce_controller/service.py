@@ -14,6 +14,7 @@ from typing import NoReturn
 import grpc
 
 from p4reduce import constants
+from p4reduce.controller_client import DECIDED
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce.wire import profile
@@ -23,14 +24,16 @@ from p4reduce_controller.auth import (
     FIRST_REPORT_SECONDS,
     JOINS_EACH,
     LEAVES_EACH,
+    LOOKS_EACH,
     MAX_JOINS,
     MAX_LEAVE_SECONDS,
     MAX_LEAVES,
+    MAX_LOOKS,
     MAX_STREAMS,
-    MAX_WATCHERS,
     REPORT_BURST,
     REPORTS_A_SECOND,
     STREAMS_EACH,
+    Caller,
     Gate,
     Rates,
     credential,
@@ -90,7 +93,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         """See the protocol."""
         with ExitStack() as stack:
             with _refusals(context):
-                self._gate.caller(context)
+                caller = self._gate.caller(context)
                 stack.callback(self._gate.enter("progress streams", MAX_STREAMS, STREAMS_EACH, context))
             number, mailbox = stack.enter_context(self._coordinator.mailbox())
             if not context.add_callback(lambda: self._coordinator.broken(number)):
@@ -98,7 +101,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             opening = _Opening()
             reader = threading.Thread(
                 target=self._read_reports,
-                args=(number, credential(context.invocation_metadata()), request_iterator, opening),
+                args=(number, caller, credential(context.invocation_metadata()), request_iterator, opening),
                 name=f"p4reduce-reports-{number}",
                 daemon=True,
             )
@@ -115,17 +118,21 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                 yield mail
 
     def _read_reports(
-        self, number: int, secret: bytes, reports: Iterator[pb.ProgressReport], opening: _Opening
+        self, number: int, caller: Caller, secret: bytes, reports: Iterator[pb.ProgressReport], opening: _Opening
     ) -> None:
         rates = Rates(REPORTS_A_SECOND, REPORT_BURST)
         try:
             for report in reports:
                 if not opening.begin():
                     return  # too late: a rank that is registered now would be lost at once
+                # Of every report: what has ended asks for no credential, and tells how it ended.
+                caller.check_job(report.job)
                 # Who reports too often is read more slowly, and gRPC slows the sender down.
                 while (wait := rates.wait("")) > 0:
                     time.sleep(wait)
                 self._coordinator.report(number, messages.report(report, secret))
+        except RefusedError as error:
+            self._coordinator.refuse(number, error.refusal)
         except grpc.RpcError:
             pass  # how gRPC ends the iterator of a call that was cancelled or whose client died
         finally:
@@ -136,7 +143,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
         """See the protocol."""
         with ExitStack() as stack:
             with _refusals(context):
-                self._gate.caller(context)
+                self._gate.caller(context).check_job(request.job)
                 wait = request.wait_seconds
                 if not (math.isfinite(wait) and 0 <= wait <= MAX_WAIT_SECONDS):
                     raise RefusedError(
@@ -156,7 +163,8 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
 
     def Status(self, request: pb.StatusRequest, context: grpc.ServicerContext) -> pb.StatusReply:
         """See the protocol. With a job's token, only jobs that it is for are shown."""
-        with _refusals(context):
+        with ExitStack() as stack, _refusals(context):
+            stack.callback(self._gate.enter("looks", MAX_LOOKS, LOOKS_EACH, context))
             return self._status(request.job, context)
 
     def _status(self, job: str, context: grpc.ServicerContext) -> pb.StatusReply:
@@ -180,7 +188,7 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
                         Code.INVALID_ARGUMENT,
                         f"interval_seconds {interval:g} makes no sense: {MIN_INTERVAL:g} to {MAX_INTERVAL:.0f}",
                     )
-                stack.callback(self._gate.enter("watches", MAX_WATCHERS, MAX_WATCHERS, context))
+                stack.callback(self._gate.watch(context))
                 reply = self._status(request.job, context)
             number, mailbox = stack.enter_context(self._coordinator.mailbox())
             if not context.add_callback(lambda: self._coordinator.close(number)):
@@ -205,13 +213,13 @@ class ControllerService(controller_pb2_grpc.ControllerServicer):
             return reply
 
     def Pools(self, _request: pb.PoolsRequest, context: grpc.ServicerContext) -> pb.PoolsReply:
-        """See the protocol. With a job's token, the names of other jobs are left out."""
+        """See the protocol. With a job's token, the names and epochs of other jobs are left out."""
         with _refusals(context):
             caller = self._gate.caller(context)
         pools = [messages.pool(view) for view in self._coordinator.pools()]
         for pool in pools:
             if pool.job and not caller.may_see(pool.job):
-                pool.job = "(another's)"
+                pool.job, pool.epoch = "(another's)", 0
         return pb.PoolsReply(pools=pools, slots=constants.SLOTS)
 
     # ---- operators ------------------------------------------------------------------------------------------------
@@ -294,6 +302,9 @@ def _refusals(context: grpc.ServicerContext) -> Iterator[None]:
 
 
 def _abort(context: grpc.ServicerContext, mail: object) -> NoReturn:
+    """End the call with a refusal, which says whether somebody has decided: gRPC's own UNAVAILABLE looks the same."""
     refusal = mail if isinstance(mail, Refusal) else Refusal(Code.INTERNAL, f"unexpected answer {type(mail).__name__}")
+    if not refusal.away:
+        context.set_trailing_metadata(((DECIDED, "1"),))
     context.abort(grpc.StatusCode[refusal.code.value], refusal.message)
     raise RuntimeError("gRPC's abort does not return")

@@ -10,10 +10,14 @@
 
     SWITCH … HOLDING ──a rank has left──► LEAVING ──the last leaves──► ABSENT
     SWITCH … LEAVING ──fence──► FAILED ──join──► JOINING
+    SWITCH … LEAVING ──all ranks are gone without a word──► ENDED ──join──► JOINING
 
 Every rank's Join waits while its job is JOINING or INSTALLING. A fence is the loud end of a membership: its entries are
 revoked on the switch, then the workers are told. A job that ends takes its record with it (ABSENT) unless it failed:
 then the record stays, to be shown, until the name is joined again.
+
+A controller that was stopped or restarted may have missed that the ranks left. When none of them is there any more
+then, the job has ENDED: nobody heard whether it had finished, and nobody is left who could be told of a failure.
 
 A rank that leaves stays a full member until the others have completed what it took part in; the job's state does not
 change before it has left for good. Then nothing moves any more: the path stays what it is, a cut needs every rank.
@@ -43,6 +47,7 @@ class State(Enum):
     HOLDING = "holding"
     LEAVING = "leaving"
     FAILED = "failed"
+    ENDED = "ended"
 
 
 MEANINGS: dict[State, str] = {
@@ -57,10 +62,13 @@ MEANINGS: dict[State, str] = {
     State.HOLDING: "Ring path; the trial was good, the ranks hold new buckets back and say how many they have.",
     State.LEAVING: "At least one rank has left; the others finish, on the path they are on.",
     State.FAILED: "Fenced; the record stays to be shown.",
+    State.ENDED: "All ranks were gone when the controller was back from a stop or restart; shown likewise.",
 }
 
 LIVE = frozenset({State.SWITCH, State.CUTTING, State.RING, State.PREPARING, State.TRYING, State.HOLDING, State.LEAVING})
 """States in which workers may be reducing."""
+OVER = frozenset({State.FAILED, State.ENDED})
+"""States of a membership that is over, but still shown."""
 ON_SWITCH = frozenset({State.SWITCH, State.TRYING, State.HOLDING, State.LEAVING})
 """States in which the switch must hold the entries of what the job leases."""
 
@@ -107,6 +115,7 @@ def _cell(step: str, *leads_to: State) -> Cell:
 
 _A, _J, _I, _S, _C, _R = State.ABSENT, State.JOINING, State.INSTALLING, State.SWITCH, State.CUTTING, State.RING
 _P, _T, _H, _L, _F = State.PREPARING, State.TRYING, State.HOLDING, State.LEAVING, State.FAILED
+_N = State.ENDED
 _E = Event
 _ROUND = (_A, _J, _I, _R)
 """Where a rank that takes a seat may lead: refused, waiting, or the last one."""
@@ -132,8 +141,8 @@ def _live(state: State, cells: dict[Event, Cell]) -> dict[Event, Cell]:
             _E.JOIN_OLDER: _cell("refuse_older", state),
             _E.OPEN: _cell("open", state),
             _E.REPORT: _cell("report", state),
-            _E.BREAK: _cell("lose_broken", _F),
-            _E.LAPSE: _cell("lose_silent", _F),
+            _E.BREAK: _cell("lose_broken", state, _F),
+            _E.LAPSE: _cell("lose_silent", _F, _N),
             _E.LEAVE: _cell("leave", state),
             _E.DEPART: _cell("depart", _L, _A),
             _E.EVICT: _cell("evict", _F),
@@ -250,13 +259,14 @@ TABLE: dict[State, dict[Event, Cell]] = {
             _E.TROUBLE: _cell("trouble", _L, _F, *_ROUND),
             # The stream of a rank that has left may end as it likes.
             _E.BREAK: _cell("lose_broken", _L, _F, *_ROUND),
-            _E.LAPSE: _cell("lose_silent", _F, *_ROUND),
+            _E.LAPSE: _cell("lose_silent", _F, _N, *_ROUND),
             _E.LATE: _cell("settle", _F, *_ROUND),
             _E.DEPART: _cell("depart", _L, *_ROUND),
             _E.SWITCH_LOST: _cell("lose_switch", _L, _F, *_ROUND),
         },
     ),
     _F: _idle(_F, _START),
+    _N: _idle(_N, _START),
 }
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What outlives a controller: the last epoch, the jobs, and what operators have set.
+"""What outlives a controller: the last epoch, the jobs, how the last of them ended, and what operators have set.
 
 An epoch is a 32-bit number that stands in every frame; a frame of an old epoch can never count, because no later epoch
 has its number. So the numbers must survive the controller. What guarantees that is the mark on the switch (`marks`):
@@ -22,6 +22,7 @@ import socket
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -29,16 +30,27 @@ from p4reduce.errors import ConfigError, P4ReduceError
 
 MAX_EPOCH = (1 << 32) - 2
 """One less than 32 bits hold: the mark on the switch is above every epoch handed out."""
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 APPLICATION_ID = 0x70347264
 """SQLite's `application_id` of our files: "p4rd". Files of schema 1 have none."""
 _LOCK_BYTES = 4096
+MAX_ENDS = 2048
+"""Ends of memberships that a late worker can still be told of. Who starts jobs and lets them fail as fast as he may
+(`auth.CALLS_A_SECOND`) needs longer to push another's out than workers need to come back to a restarted controller."""
+END_SECONDS = 7 * 86400.0
+"""How long they are kept on disk."""
 
 _EPOCH_TABLE = "CREATE TABLE epoch (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL)"
 _TABLES_SINCE_2 = (
     "CREATE TABLE jobs (name TEXT PRIMARY KEY, record TEXT NOT NULL) WITHOUT ROWID",
     "CREATE TABLE flags (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID",
 )
+_TABLES_SINCE_3 = (
+    "CREATE TABLE ends (epoch INTEGER PRIMARY KEY, name TEXT NOT NULL, at REAL NOT NULL, shown INTEGER NOT NULL, "
+    "record TEXT NOT NULL)",
+)
+_TABLES = {2: ("jobs", "flags"), 3: ("jobs", "flags", "ends")}
+"""Beside the epoch, by schema."""
 
 
 class StoreError(P4ReduceError):
@@ -47,6 +59,15 @@ class StoreError(P4ReduceError):
 
 class InUseError(ConfigError):
     """Another process uses the state file."""
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How a membership ended: its record, `age` seconds ago. `shown`: its job's name was not used again since."""
+
+    record: dict[str, Any]
+    age: float
+    shown: bool
 
 
 class Store(Protocol):
@@ -69,8 +90,12 @@ class Store(Protocol):
         """Keep a job's record, which JSON must be able to hold, in the place of its last one."""
         ...
 
-    def forget(self, name: str) -> None:
-        """Drop a job's record, if there is one."""
+    def forget(self, name: str, end: dict[str, Any] | None = None) -> None:
+        """Drop a job's record, if there is one, and keep how it ended. `end["epoch"]` names the membership."""
+        ...
+
+    def ends(self) -> list[End]:
+        """The last ends, by their epochs: MAX_ENDS at most, and none older than END_SECONDS."""
         ...
 
     def records(self) -> list[dict[str, Any]]:
@@ -133,9 +158,14 @@ class MemoryStore:
         """See `Store.save`."""
         self._records[name] = _encode(f"the record of job {name!r}", record)
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, end: dict[str, Any] | None = None) -> None:
         """See `Store.forget`."""
+        del end
         self._records.pop(name, None)
+
+    def ends(self) -> list[End]:
+        """None: there is nobody after us who could ask."""
+        return []
 
     def records(self) -> list[dict[str, Any]]:
         """See `Store.records`."""
@@ -172,6 +202,7 @@ class SqliteStore:
             undo.callback(self._connection.close)
             # A damaged record is refused now, not when a job has been half restored.
             self.records()
+            self.ends()
             self.flags()
             self._undo = undo.pop_all()
 
@@ -224,7 +255,7 @@ class SqliteStore:
                 f"{self._path}: written by a newer p4reduce (schema {version}, this one knows up to "
                 f"{SCHEMA_VERSION}): upgrade this controller, or name another file"
             )
-        missing = {"jobs", "flags"} - tables if version == SCHEMA_VERSION else set()
+        missing = set(_TABLES.get(version, ())) - tables
         if report != ["ok"] or missing or version < 1:
             what = f"no table {', '.join(sorted(missing))}" if missing else "; ".join(report).replace("\n", " ")
             raise self._damaged(f"schema {version}, {what}")
@@ -271,13 +302,48 @@ class SqliteStore:
     def save(self, name: str, record: dict[str, Any]) -> None:
         """See `Store.save`."""
         text = _encode(f"the record of job {name!r}", record)
-        with self._guard():
+        with self._transaction():
             self._connection.execute("INSERT OR REPLACE INTO jobs VALUES (?, ?)", (name, text))
+            self._hide_ends(name)
 
-    def forget(self, name: str) -> None:
+    def forget(self, name: str, end: dict[str, Any] | None = None) -> None:
         """See `Store.forget`."""
-        with self._guard():
+        text = None if end is None else _encode(f"the end of job {name!r}", end)
+        with self._transaction():
             self._connection.execute("DELETE FROM jobs WHERE name = ?", (name,))
+            self._hide_ends(name)
+            if end is None:
+                return
+            now = self._clock()
+            self._connection.execute(
+                "INSERT OR REPLACE INTO ends VALUES (?, ?, ?, 1, ?)", (end["epoch"], name, now, text)
+            )
+            self._connection.execute(
+                "DELETE FROM ends WHERE at < ? OR "
+                "epoch <= (SELECT epoch FROM ends ORDER BY epoch DESC LIMIT 1 OFFSET ?)",
+                (now - END_SECONDS, MAX_ENDS),
+            )
+
+    def _hide_ends(self, name: str) -> None:
+        self._connection.execute("UPDATE ends SET shown = 0 WHERE shown AND name = ?", (name,))
+
+    def ends(self) -> list[End]:
+        """See `Store.ends`. ConfigError when one is damaged."""
+        now = self._clock()
+        with self._guard():
+            rows = self._connection.execute(
+                "SELECT name, at, shown, record FROM ends WHERE at >= ? ORDER BY epoch DESC LIMIT ?",
+                (now - END_SECONDS, MAX_ENDS),
+            ).fetchall()
+        found = []
+        for name, at, shown, text in reversed(rows):
+            what = f"the end of job {name!r}"
+            record = self._decode(what, text)
+            if not isinstance(record, dict) or not isinstance(at, float):
+                raise self._damaged(f"{what} makes no sense")
+            # A clock that was set back makes nothing younger than now.
+            found.append(End(record, max(now - at, 0.0), bool(shown)))
+        return found
 
     def records(self) -> list[dict[str, Any]]:
         """See `Store.records`. ConfigError when one is damaged."""
@@ -323,6 +389,19 @@ class SqliteStore:
         except sqlite3.Error as error:
             raise StoreError(f"{self._path}: cannot use the state file: {error}") from None
 
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All of it is on disk afterwards, or nothing."""
+        with self._guard():
+            self._connection.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+                self._connection.execute("COMMIT")
+            except BaseException:
+                with contextlib.suppress(sqlite3.Error):
+                    self._connection.execute("ROLLBACK")
+                raise
+
     def close(self) -> None:
         """Close the file and give up the lock on it."""
         self._undo.close()
@@ -334,7 +413,7 @@ def _migrate(connection: sqlite3.Connection, version: int) -> None:
         connection.execute(_EPOCH_TABLE)
         connection.execute("INSERT INTO epoch VALUES (1, 0)")
     if version < SCHEMA_VERSION:
-        for statement in _TABLES_SINCE_2:
+        for statement in (*(_TABLES_SINCE_2 if version < 2 else ()), *_TABLES_SINCE_3):
             connection.execute(statement)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")

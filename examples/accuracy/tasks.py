@@ -56,6 +56,12 @@ class _Training:
             parameter.grad = part.view_as(parameter)
         self._optimizer.step()
 
+    def follow(self, other: _Training) -> None:
+        """Take over the parameters of the same task, be it with another number of workers."""
+        with torch.no_grad():
+            for ours, theirs in zip(self._parameters, other._parameters, strict=True):
+                ours.copy_(theirs)
+
 
 class Characters(_Training):
     """Next character, Adam; loss in nats per character."""

@@ -169,11 +169,11 @@ class Settings:
     )
     """Rises with every restart of the job; a higher one ends the epoch of a lower one."""
     join_timeout: float = _setting(_seconds, "P4REDUCE_JOIN_TIMEOUT", default=60.0)
-    """Seconds to wait for all ranks to join."""
+    """Seconds to wait for all ranks to join, and meanwhile for a controller that goes away and comes back."""
     connect_timeout: float = _setting(_seconds, "P4REDUCE_CONNECT_TIMEOUT", default=5.0)
-    """Seconds to wait for the controller to answer at all."""
+    """Seconds to wait for the controller to answer for the first time."""
     close_timeout: float = _setting(_seconds, "P4REDUCE_CLOSE_TIMEOUT", default=5.0)
-    """Seconds that close() waits for buckets in flight."""
+    """Seconds that close() waits for buckets in flight, and for a controller that is away."""
     mode: str = _setting(_mode, "P4REDUCE_MODE", default="auto")
     """"auto": the switch path while it works, else the ring path, where there is one. "require": the switch path or an
     error. "off": the ring path. The same on all ranks."""

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import socket
 import time
@@ -22,10 +23,14 @@ from p4reduce.wire import PROFILES
 if TYPE_CHECKING:
     from p4reduce.config import Settings
 
+_LOG = logging.getLogger(__name__)
 T = TypeVar("T")
 
 CREDENTIAL = "p4reduce-credential-bin"
 """Metadata of Progress and Leave: proves that the caller is the rank it speaks for."""
+
+DECIDED = "p4reduce-decided"
+"""Trailing metadata of a refusal that is the controller's answer, and no sign that it is away."""
 
 _JOIN_GRACE_SECONDS = 5.0
 """The server ends a Join by itself after `wait_seconds`; the call's own deadline only guards against a dead server."""
@@ -33,6 +38,9 @@ _FIRST_PAUSE_SECONDS = 0.05
 _LONGEST_PAUSE_SECONDS = 0.5
 _ANOTHER_TRY_SECONDS = 1.0
 """An attempt that lasted so long had reached a controller: patience begins anew after it."""
+
+_LAST_ATTEMPT_SECONDS = 0.25
+"""Before the time is up, for gRPC to say why it cannot connect."""
 
 _NO_CONNECTION = ("failed to connect", "dns resolution failed", "connection refused", "no route to host")
 
@@ -55,6 +63,15 @@ def _is_ipv4(text: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def _is_decided(error: grpc.RpcError) -> bool:
+    """Whether a controller has said no, and knew what it said."""
+    return any(key == DECIDED for key, _ in error.trailing_metadata() or ())
+
+
+def _is_away(error: grpc.RpcError) -> bool:
+    return error.code() is grpc.StatusCode.UNAVAILABLE and not _is_decided(error)
 
 
 def _open_channel(address: str, tls: dict[str, bytes]) -> grpc.Channel:
@@ -116,10 +133,14 @@ class ControllerClient:
         token, tls = _secrets(settings)
         return cls(settings.controller, timeout=settings.connect_timeout, token=token, tls=tls)
 
-    def _until_available(self, attempt: Callable[[], T], patience: float) -> T:
-        """Try again while there is no controller, for `patience` seconds since one was last there."""
+    def _until_available(self, attempt: Callable[[], T], patience: float, away: float | None = None) -> T:
+        """Try again while there is no controller, for `patience` seconds since one was last there.
+
+        `away`: until when to wait for a controller that cannot be reached, whenever it was last there. `patience` is
+        for one then that answers, and says that it cannot decide now.
+        """
         end, pause = 0.0, _FIRST_PAUSE_SECONDS
-        first = True
+        first, warned = True, False
         while True:
             started = time.monotonic()
             try:
@@ -128,23 +149,40 @@ class ControllerClient:
                 now = time.monotonic()
                 if first or now - started > _ANOTHER_TRY_SECONDS:
                     end = now + patience
-                if error.code() is not grpc.StatusCode.UNAVAILABLE or now + pause > end:
+                until = end if away is None or _is_decided(error) else away
+                if error.code() is not grpc.StatusCode.UNAVAILABLE or now + pause > until:
                     raise
+                if until is away and not warned:
+                    warned, left = True, until - now
+                    _LOG.warning(
+                        "controller %s is away, waiting for it, %.3g s at most: %s", self.address, left, error.details()
+                    )
             first = False
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def describe(self) -> pb.DescribeReply:
-        """What a worker must know before it opens its socket. Waits up to `timeout` for a controller to come up."""
+        """What a worker must know before it opens its socket. Waits up to `timeout` for a controller to come up: where
+        nothing has ever answered, the address may be wrong, and that should be said soon.
+        """
         request = pb.DescribeRequest(client_version=__version__)
-        end = time.monotonic() + self.timeout
+        last = min(_LAST_ATTEMPT_SECONDS, self.timeout / 2)
+        end = time.monotonic() + self.timeout - last
 
-        def attempt() -> pb.DescribeReply:
-            left = max(end - time.monotonic(), 0.001)
+        def call(seconds: float, wait: bool) -> pb.DescribeReply:
             reply: pb.DescribeReply = self._stub.Describe(
-                request, timeout=left, wait_for_ready=True, metadata=self._metadata
+                request, timeout=max(seconds, 0.001), wait_for_ready=wait, metadata=self._metadata
             )
             return reply
+
+        def attempt() -> pb.DescribeReply:
+            try:
+                return call(end - time.monotonic(), True)
+            except grpc.RpcError as error:
+                if error.code() is not grpc.StatusCode.DEADLINE_EXCEEDED:
+                    raise
+            # A call that waits for a connection does not tell why there is none.
+            return call(last, False)
 
         try:
             reply = self._until_available(attempt, self.timeout)
@@ -161,7 +199,8 @@ class ControllerClient:
     def join(self, request: pb.JoinRequest) -> pb.JoinReply:
         """Blocks until every rank has joined, at most `request.wait_seconds`. The reply is still to be checked.
 
-        Asks again while the controller is away: the request's nonce makes that the same Join.
+        Asks again while the controller is away, all that time, since it was there to `describe`: the request's nonce
+        makes that the same Join.
         """
         started, whole = time.monotonic(), request.wait_seconds
 
@@ -182,8 +221,14 @@ class ControllerClient:
             return reply
 
         try:
-            return self._until_available(attempt, self.timeout)
+            return self._until_available(attempt, self.timeout, away=started + whole)
         except grpc.RpcError as error:
+            if _is_away(error):
+                raise ControllerError(
+                    f"join: controller {self.address} went away while this rank was joining, and did not come back "
+                    f"within the {whole:g} s of join_timeout: start it again ({error.details()})",
+                    "UNAVAILABLE",
+                ) from error
             self._fail("join", error)
 
     def check(self, reply: pb.JoinReply, world_size: int, *, ring: bool = False) -> None:
@@ -233,15 +278,18 @@ class ControllerClient:
     ) -> None:
         """Tell the controller that this rank is done after `submitted` buckets; see LeaveRequest.
 
-        `patience`: seconds for which a controller that is away is asked again.
+        `patience`: seconds for which a controller that is away is asked again, counted from now.
         """
+        end = time.monotonic() + max(patience, wait_seconds, self._patience)
         request = pb.LeaveRequest(job=job, epoch=epoch, rank=rank, submitted=submitted, wait_seconds=wait_seconds)
 
         def attempt() -> None:
-            self._stub.Leave(request, timeout=self.timeout + wait_seconds, metadata=self._with(credential))
+            request.wait_seconds = min(wait_seconds, max(end - time.monotonic(), 0.0))
+            timeout = self.timeout + request.wait_seconds
+            self._stub.Leave(request, timeout=timeout, metadata=self._with(credential))
 
         try:
-            self._until_available(attempt, max(patience, self._patience))
+            self._until_available(attempt, 0.0, away=end)
         except grpc.RpcError as error:
             self._fail("leave", error)
 

@@ -322,16 +322,19 @@ class Membership:
         """After `abort`: the report must have arrived before the stream ends, or the others would wait in vain."""
         self._progress.wait_over(_FENCE_SECONDS)
 
-    def leave(self, submitted: int, wait_seconds: float = 0.0) -> None:
-        """Leave the job after `submitted` buckets. With a ring path, waits at most so long for the others to complete
-        these, because they may need this rank for it: the driver must run meanwhile.
+    def leave(self, submitted: int, patience: float = 0.0) -> None:
+        """Leave the job after `submitted` buckets. With a ring path, waits at most `patience` seconds for the others to
+        complete these, because they may need this rank for it: the driver must run meanwhile. For so long a controller
+        that is away is asked again, too.
 
-        Never raises: a controller that is away finds out by itself.
+        Never raises: a controller that stays away finds out by itself.
         """
         config = self._config
-        wait_seconds = wait_seconds if self._seat.ring and config.world_size > 1 else 0.0
+        wait_seconds = patience if self._seat.ring and config.world_size > 1 else 0.0
         try:
             self._progress.expect_end()
+            # Should the controller miss the rest: it knows at least that all is complete here.
+            self._progress.report()
             self._client.leave(
                 config.job,
                 config.epoch,
@@ -339,7 +342,7 @@ class Membership:
                 submitted=submitted,
                 wait_seconds=wait_seconds,
                 credential=self._seat.credential,
-                patience=wait_seconds,
+                patience=patience,
             )
         except ControllerError as error:
             _LOG.info("leave: %s", error)

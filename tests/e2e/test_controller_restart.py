@@ -83,7 +83,7 @@ def lab(tmp_path: Path) -> Iterator[Lab]:
 class Training:
     """RANKS members that reduce until told to stop, and check every sum."""
 
-    def __init__(self, address: str, ring: bool) -> None:
+    def __init__(self, address: str, ring: bool, **settings: Any) -> None:
         rings: list[Any] = list(local_rings(RANKS)) if ring else [None] * RANKS
         self._pool = ThreadPoolExecutor(2 * RANKS)
         self._stop = RANKS * [0]
@@ -93,7 +93,13 @@ class Training:
         self.done = [0] * RANKS
         joins = [
             self._pool.submit(
-                p4reduce.connect, controller=address, job="train", rank=rank, world_size=RANKS, ring=rings[rank]
+                p4reduce.connect,
+                controller=address,
+                job="train",
+                rank=rank,
+                world_size=RANKS,
+                ring=rings[rank],
+                **settings,
             )
             for rank in range(RANKS)
         ]
@@ -201,6 +207,37 @@ def test_a_controller_that_is_stopped_for_longer_than_a_lease(lab: Lab) -> None:
     job = lab.job()
     assert (job.state, ids(job), dict(job.fallbacks)) == ("switch", ids(before), {})
     training.end()
+
+
+@pytest.mark.parametrize("ring", [False, True], ids=["switch only", "with a ring"])
+def test_ranks_that_close_while_the_controller_is_stopped_have_not_failed(lab: Lab, ring: bool) -> None:
+    process = lab.controller().ready()
+    training = Training(lab.address, ring, connect_timeout=0.5, close_timeout=0.5)
+    training.advance()
+    process.popen.send_signal(signal.SIGSTOP)
+    threading.Event().wait(2.5)  # the fault's length: longer than a stall of the machine
+    training.end()
+    process.popen.send_signal(signal.SIGCONT)
+    end, pause = time.monotonic() + DEADLINE, threading.Event()
+    while (jobs := lab.status().jobs) and jobs[0].state not in ("failed", "ended"):
+        assert time.monotonic() < end, jobs
+        pause.wait(0.05)
+    assert "was stopped for" in process.log
+    assert [(job.state, job.reason) for job in jobs if job.state != "ended"] == []
+
+
+def test_ranks_that_close_while_there_is_no_controller_have_not_failed(lab: Lab) -> None:
+    first = lab.controller("--lease", "1").ready()
+    training = Training(lab.address, ring=False, close_timeout=0.3)
+    training.advance()
+    first.kill()
+    training.end()
+    lab.controller("--lease", "1").ready()
+    end, pause = time.monotonic() + DEADLINE, threading.Event()
+    while (job := lab.job()).state == "switch":
+        assert time.monotonic() < end
+        pause.wait(0.1)
+    assert (job.state, "no rank came back" in job.reason) == ("ended", True)
 
 
 def test_a_standby_takes_over_and_the_jobs_go_on(lab: Lab) -> None:

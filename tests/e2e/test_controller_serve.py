@@ -6,6 +6,8 @@ from __future__ import annotations
 import json
 import signal
 import socket
+import threading
+import time
 import urllib.request
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -18,7 +20,7 @@ from helpers.controller_process import DEADLINE, ControllerProcess, write_hosts
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce_bmv2.switch import SwitchProcess
-from p4reduce_controller import serve
+from p4reduce_controller import cli, serve
 
 REQUEST = pb.JoinRequest(job="train", world_size=1, ip="127.0.1.1", udp_port=4000, mtu=1500, receive_frames=9)
 
@@ -92,6 +94,34 @@ def test_metrics(lab: Lab) -> None:
         text = answer.read().decode()
     assert 'p4reduce_switch_connected{switch="s1"} 1' in text
     process.popen.terminate()
+    assert process.wait() == 0
+
+
+def test_frames_that_the_switch_guards_against_are_counted_for_operators(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    process = lab.serve("--metrics", address).ready()
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        sock.bind(("127.0.1.1", 0))
+        for _ in range(3):
+            sock.sendto(b"too short for a frame", lab.switch.endpoints[1])
+    end, pause = time.monotonic() + DEADLINE, threading.Event()
+    shown = ""
+    while "guarded: 3 (frames dropped" not in shown:
+        assert time.monotonic() < end, shown
+        pause.wait(0.1)
+        assert cli.main(["counters", "--controller", process.address]) == 0
+        shown = capsys.readouterr().out
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE) as reply:
+        assert b'p4reduce_switch_strays_total{kind="guarded",switch="s1"} 3.0' in reply.read()
+
+
+def test_a_signal_that_comes_twice_at_once_is_one(lab: Lab) -> None:
+    """As from `timeout`, which sends it to the process and to its group."""
+    process = lab.serve().ready()
+    for _ in range(2):
+        process.popen.send_signal(signal.SIGTERM)
     assert process.wait() == 0
 
 

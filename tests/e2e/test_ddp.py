@@ -43,7 +43,7 @@ def rank_main(rank: int, folder: Path, scenario: str) -> None:
         world_size=WORLD,
         timeout=timedelta(seconds=60),
     )
-    result = {"train": train, "die": die, "disagree": disagree}[scenario](rank)
+    result = {"train": train, "trouble": trouble}[scenario](rank, folder)
     (folder / f"{rank}.pickle").write_bytes(pickle.dumps(result))
     if scenario == "train":
         dist.destroy_process_group()
@@ -70,7 +70,7 @@ def gradients(ddp: Any) -> list[np.ndarray[Any, Any]]:
     return [p.grad.numpy().copy() for p in ddp.parameters()]
 
 
-def train(rank: int) -> dict[str, Any]:
+def train(rank: int, folder: Path) -> dict[str, Any]:
     """Train with plain DDP and with the hook; the last step has a NaN on rank 1."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
@@ -102,6 +102,13 @@ def train(rank: int) -> dict[str, Any]:
                 outcome["nan"] = [bool(np.isnan(g).all()) for g in gradients(ddp)]
                 outcome["stats"] = state.stats()
     return outcome
+
+
+def trouble(rank: int, folder: Path) -> dict[str, Any]:
+    """Two jobs that end badly, one after the other."""
+    disagreed = disagree(rank)
+    (folder / f"{rank}.disagreed.pickle").write_bytes(pickle.dumps(disagreed))
+    return die(rank)
 
 
 def die(rank: int) -> dict[str, Any]:
@@ -151,7 +158,7 @@ def disagree(rank: int) -> dict[str, Any]:
 
 
 def restart(folder: Path) -> None:
-    """Under torchrun: rank 1 dies in the first incarnation, the second trains to the end."""
+    """Under torchrun: rank 1 dies in the middle the first time, the second time all train to the end."""
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
@@ -160,21 +167,23 @@ def restart(folder: Path) -> None:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    rank, incarnation = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    rank = dist.get_rank()
+    died = folder / "died"
     with P4ReduceState.from_env(timeout=60) as state:
         comm = state.stats()["comm"]
-        (folder / f"{incarnation}-{rank}.pickle").write_bytes(pickle.dumps((comm["job"], comm["epoch"])))
+        (folder / f"{comm['epoch']}-{rank}.job").write_text(comm["job"])
         ddp = DistributedDataParallel(model(), bucket_cap_mb=0.02)
         ddp.register_comm_hook(state, allreduce_hook)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         for step in range(STEPS):
-            if (incarnation, rank, step) == (0, 1, 2):
+            if (rank, step) == (1, 2) and not died.exists():
+                died.touch()
                 os._exit(3)
             optimizer.zero_grad()
             ddp(data(rank, step)).square().mean().backward()
             optimizer.step()
+        (folder / f"done-{rank}").write_text(str(state.stats()["buckets_switch"]))
     dist.destroy_process_group()
-    (folder / f"done-{rank}").touch()
 
 
 # -- the tests --
@@ -274,37 +283,55 @@ def test_lost_frames_change_nothing(controllers: Any, trained: list[dict[str, An
     assert sum(result["stats"]["comm"]["core"]["retransmissions"] for result in lossy) > 0
 
 
-def test_a_worker_that_dies_is_named_at_the_optimizer(lossless: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def troubled(lossless: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Any], list[Any]]:
+    """What the ranks saved of the job whose ranks disagree, and of the one with a rank that dies."""
+    folder = tmp_path_factory.mktemp("troubled")
+    died = run_ranks(lossless, folder, "trouble")
+    return [pickle.loads((folder / f"{rank}.disagreed.pickle").read_bytes()) for rank in range(WORLD)], died
+
+
+def test_a_worker_that_dies_is_named_at_the_optimizer(troubled: tuple[list[Any], list[Any]]) -> None:
     from p4reduce.errors import WorkerLostError
 
-    survivor, dead = run_ranks(lossless, tmp_path, "die")
+    survivor, dead = troubled[1]
     assert dead is None
     assert isinstance(survivor["error"], WorkerLostError)
     assert survivor["error"].ranks == (1,)
     assert survivor["nan"]
 
 
-def test_models_that_differ_are_told_apart(lossless: str, tmp_path: Path) -> None:
+def test_models_that_differ_are_told_apart(troubled: tuple[list[Any], list[Any]]) -> None:
     from p4reduce.errors import JobError
 
-    results = run_ranks(lossless, tmp_path, "disagree")
+    results = troubled[0]
     assert all(isinstance(result["error"], JobError) for result in results)
     assert any(type(result["error"]).__name__ == "MismatchError" for result in results)
     assert all(result["nan"] for result in results)
 
 
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
+# Otherwise the new workers find the old ones' addresses in torchrun's store, and gloo cannot connect.
+AFRESH = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+
+
+def check_restart(folder: Path) -> None:
+    assert (folder / "died").exists()
+    seen = [path.stem.split("-") for path in folder.glob("*.job")]
+    epochs = sorted({int(epoch) for epoch, _ in seen})
+    assert len(epochs) == 2
+    assert sorted((epochs.index(int(epoch)), int(rank)) for epoch, rank in seen) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len({path.read_text() for path in folder.glob("*.job")}) == 1
+    assert all(int((folder / f"done-{rank}").read_text()) >= STEPS for rank in range(WORLD))
+
+
 @pytest.mark.slow
 def test_torchrun_restarts_the_job_under_a_new_epoch(lossless: str, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
     done = subprocess.run(
-        [*command, __file__, "0", str(tmp_path), "restart"],
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", "--max-restarts=1", __file__, "0", str(tmp_path), "restart"],
         env={
-            **os.environ,
-            "P4REDUCE_CONTROLLER": lossless,
-            "GLOO_SOCKET_IFNAME": "lo",
-            "OMP_NUM_THREADS": "1",
-            # Otherwise the new workers find the old ones' addresses in torchrun's store, and gloo cannot connect.
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+            **{**os.environ, **AFRESH, "P4REDUCE_CONTROLLER": lossless},
+            **{"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         },
         capture_output=True,
         text=True,
@@ -312,17 +339,34 @@ def test_torchrun_restarts_the_job_under_a_new_epoch(lossless: str, tmp_path: Pa
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    seen = {path.stem: pickle.loads(path.read_bytes()) for path in tmp_path.glob("*.pickle")}
-    assert sorted(seen) == ["0-0", "0-1", "1-0", "1-1"]
-    assert len({job for job, _ in seen.values()}) == 1
-    assert seen["0-0"][1] == seen["0-1"][1] != seen["1-0"][1] == seen["1-1"][1]
-    assert all((tmp_path / f"done-{rank}").exists() for rank in range(2))
+    check_restart(tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.bmv2
+@pytest.mark.netns
+def test_torchrun_on_two_hosts_restarts_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Through BMv2, with an agent on each host: only the one whose worker died counts a restart, which is not enough
+    for two."""
+    from helpers import lab as labs
+
+    from p4reduce_bmv2.lab import LabOptions
+
+    for name, value in AFRESH.items():
+        monkeypatch.setenv(name, value)
+    rendezvous = "--rdzv-backend=c10d --rdzv-id=again --rdzv-endpoint=$MASTER_ADDR:$MASTER_PORT"
+    here = "--local-addr=$P4REDUCE_ADDRESS --rdzv-conf=is_host=$((1 - RANK))"
+    options = f"--nnodes=2 --nproc-per-node=1 --max-restarts=1 {rendezvous} {here}"
+    command = f"exec {' '.join(TORCHRUN)} {options} {__file__} 0 {tmp_path} restart"
+    with labs.run_folder(), labs.lab(LabOptions(workers=WORLD, switch="bmv2")) as lab:
+        code, _, errors = labs.run(lab, "sh", "-c", command, timeout=120)
+        assert code == 0, errors
+    check_restart(tmp_path)
 
 
 def test_example_four_lines(lossless: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, str(ROOT / "examples" / "ddp_four_lines.py")],
+        [*TORCHRUN, "--standalone", "--nproc-per-node=2", str(ROOT / "examples" / "ddp_four_lines.py")],
         env={**os.environ, "P4REDUCE_CONTROLLER": lossless, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,

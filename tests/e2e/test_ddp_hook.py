@@ -92,7 +92,7 @@ def check_equal(results: list[Result], relative: float = 2**-20, absolute: float
     for result in results:
         assert len(result["hooked"]) == len(result["plain"]) > 0
         for hooked, plain in zip(result["hooked"], result["plain"], strict=True):
-            scale = max(float(np.abs(g).max()) for g in plain)
+            scale = max(float(np.abs(g).max(initial=0.0)) for g in plain)
             assert scale > 0
             for a, b in zip(hooked, plain, strict=True):
                 np.testing.assert_allclose(a, b, rtol=relative, atol=absolute * scale)
@@ -214,6 +214,20 @@ def test_float64_is_summed_by_torch(ranks: list[dict[str, Any]]) -> None:
     results = both(ranks, "float64")
     check_equal(results, 1e-13, 1e-13)
     check_path(results, steps=2, path="plain")
+
+
+def test_parameters_of_every_kind_in_one_model(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "motley")
+    # Gradients of bfloat16 have 8 bits, and the others follow once the parameters do.
+    check_equal([{**r, "plain": r["plain"][:1], "hooked": r["hooked"][:1]} for r in results], 2**-7, 2**-7)
+    for result in results:
+        stats = result["stats"]
+        assert stats["error"] is None
+        # float32 with complex (as real numbers), bfloat16 and float16 to the job; float64 and sparse to torch.
+        assert stats["buckets_switch"] >= 3 * 3
+        assert stats["buckets_plain"] == 3 * 2
+        assert (stats["buckets_ring"], stats["buckets_failed"]) == (0, 0)
+        assert all(gradient.any() or not gradient.size for step in result["hooked"] for gradient in step)
 
 
 def test_fp16_compress_wrapper(ranks: list[dict[str, Any]]) -> None:

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A controller that answers every call of the service with what a test puts in, and keeps what it was asked."""
+"""A controller that answers every call of the service with what a test puts in, and keeps what it was asked.
+
+`fake` and `no_settings` are fixtures: a module that names them (`fake = cli_servicer.fake`) has them.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import grpc
+import pytest
 
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
+from p4reduce_controller import cli
 
 EPOCH = 1_980_000_001
 
@@ -76,6 +81,10 @@ RING = {
     "fallbacks": {"silent": 2, "drained": 1},
     "promotions": 2,
 }
+
+
+OVER = {"path": pb.PATH_UNSPECIFIED, "pool_base": 0, "pool_size": 0, "or_slots": 0, "add_slots": 0}
+"""What a job has no more that failed or ended."""
 
 
 def switch(**changes: Any) -> pb.SwitchStatus:
@@ -187,3 +196,21 @@ class Fake:
         self.ended.set()
         self._server.stop(None).wait(10.0)
         self._executor.shutdown()
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine's own settings must not reach the tests."""
+    for name in ("CONTROLLER", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"):
+        monkeypatch.delenv(f"P4REDUCE_{name}", raising=False)
+
+
+@pytest.fixture
+def fake() -> Iterator[Fake]:
+    with Fake() as server:
+        yield server
+
+
+def run(server: Any, *arguments: str) -> int:
+    """`p4reducectl` with a controller that has an address; its exit code."""
+    return cli.main([arguments[0], "--controller", server.address, *arguments[1:]])

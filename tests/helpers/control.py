@@ -15,9 +15,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import grpc
+import numpy as np
+import pytest
 
 import p4reduce
 from p4reduce import constants, wire
+from p4reduce.controller_client import DECIDED
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
 from p4reduce.ring import local_rings
@@ -286,6 +289,7 @@ class FakeController(controller_pb2_grpc.ControllerServicer):
     def Join(self, request: pb.JoinRequest, context: Any) -> pb.JoinReply:
         self._note("Join", context)
         if self.refuse_join is not None:
+            context.set_trailing_metadata(((DECIDED, "1"),))
             context.abort(*self.refuse_join)
         with self.changed:
             seats = self._waiting.setdefault(request.job, {})
@@ -454,3 +458,39 @@ class World:
         self.controller.stop()
         self.switch.stop()
         self.pool.shutdown()
+
+
+# What the tests of a worker's session share: a module that says `world = control.new_world` has that fixture.
+
+
+@pytest.fixture
+def new_world() -> Iterator[World]:
+    """A world for a test of its own."""
+    made = World()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def calm_world() -> Iterator[World]:
+    """A world whose controller does nothing by itself when a rank is in trouble."""
+    made = World()
+    made.controller.fence_on_trouble = False
+    yield made
+    made.close()
+
+
+def arrays(seed: int, size: int, count: int = 3000) -> list[Any]:
+    """For each of `size` ranks an array of numbers of many magnitudes."""
+    rng = np.random.default_rng(seed)
+    return [np.ldexp(rng.standard_normal(count), rng.integers(-9, 9, count)).astype(np.float32) for _ in range(size)]
+
+
+def reduce(world: World, comms: list[p4reduce.Communicator], given: list[Any], op: Any = "mean") -> list[Any]:
+    """What each rank gets."""
+    return world.each(lambda comm: comm.allreduce(given[comm.rank], op), comms)
+
+
+def the_job(world: World) -> FakeJob:
+    """The job that `World.connect` makes unless told otherwise."""
+    return world.controller.jobs["job"]

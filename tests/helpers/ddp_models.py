@@ -86,13 +86,35 @@ class Many(torch.nn.Module):
         return total
 
 
+class Motley(torch.nn.Module):
+    """Parameters of every kind that DDP has buckets for: five dtypes, no elements at all, sparse gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(6)
+        self.of32 = torch.nn.Linear(10, 4)
+        self.of64 = torch.nn.Linear(10, 4, dtype=torch.float64)
+        self.ofb16 = torch.nn.Linear(10, 4, dtype=torch.bfloat16)
+        self.of16 = torch.nn.Linear(10, 4, dtype=torch.float16)
+        self.numbers = torch.nn.Parameter(torch.randn(7, dtype=torch.complex64))
+        self.none = torch.nn.Parameter(torch.empty(0))
+        self.table = torch.nn.Embedding(9, 4, sparse=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = self.table(x[:, 0].abs().long().clamp(max=8))
+        total: torch.Tensor = self.of32(x) + rows + self.numbers.abs().sum() + self.none.sum()
+        return total + sum(part(x.to(part.weight.dtype)).to(x.dtype) for part in (self.of64, self.ofb16, self.of16))
+
+
 def data(rank: int, step: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     generator = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(6, 10, generator=generator).to(dtype)
 
 
 def arrays(tensors: Any) -> list[Array]:
-    return [t.detach().to(torch.float64).numpy().copy() for t in tensors]
+    dense = [t.detach().to_dense() if t.is_sparse else t.detach() for t in tensors]
+    real = [torch.view_as_real(t) if t.is_complex() else t for t in dense]
+    return [t.to(torch.float64).numpy().copy() for t in real]
 
 
 def gradients(model: torch.nn.Module) -> list[Array]:

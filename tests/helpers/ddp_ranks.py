@@ -31,7 +31,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from helpers.ddp_models import Convolutions, Many, Model, Tied, Wide, arrays, data, gradients, train
+from helpers.ddp_models import Convolutions, Many, Model, Motley, Tied, Wide, arrays, data, gradients, train
 from p4reduce.ddp import P4ReduceState, allreduce_hook
 
 WORLD = 2
@@ -119,6 +119,10 @@ def bfloat16(rank: int) -> Result:
 
 def float64(rank: int) -> Result:
     return compare(rank, "float64", lambda: Model(torch.float64), dtype=torch.float64, steps=2)
+
+
+def motley(rank: int) -> Result:
+    return compare(rank, "motley", Motley, steps=3)
 
 
 LANES: tuple[dict[str, Any], ...] = (
@@ -531,6 +535,7 @@ SCENARIOS: dict[str, Callable[[int], Result]] = {
         *(
             lanes,
             thousand_parameters,
+            motley,
             float16,
             bfloat16,
             float64,

@@ -34,6 +34,7 @@ from p4reduce_controller.model import (
     TellReport,
 )
 from p4reduce_controller.pools import Pools
+from p4reduce_controller.store import End
 
 HOSTS = [Host(f"h{n}", f"10.0.0.{n}", synthetic_mac(f"10.0.0.{n}"), n) for n in range(1, 9)]
 LEASE = 10.0
@@ -54,6 +55,8 @@ class JobsRig:
         self.work: deque[Install | Revoke | Remove] = deque()
         self.log: list[Action] = []
         self.disk: dict[str, dict[str, Any]] = {}
+        self.ends: list[dict[str, Any]] = []
+        """How jobs ended, on disk, oldest first."""
 
     def controller(self) -> Jobs:
         return Jobs(Pools(*self.sizes), self.epochs, LEASE, credential=self.credential)
@@ -65,6 +68,8 @@ class JobsRig:
                 self.disk[action.name] = action.record
             elif isinstance(action, Forget):
                 self.disk.pop(action.name, None)
+                if action.end is not None:
+                    self.ends.append(action.end)
         self.work += [action for action in actions if isinstance(action, Install | Revoke | Remove)]
         return actions
 
@@ -140,7 +145,8 @@ class JobsRig:
         self.jobs = self.controller()
         if drained:
             self.note(self.jobs.drain(self.now))
-        self.note(self.jobs.restore(json.loads(json.dumps(list(self.disk.values()))), None, self.now))
+        ends = [End(end, 0.0, end["job"] not in self.disk) for end in json.loads(json.dumps(self.ends))]
+        self.note(self.jobs.restore(json.loads(json.dumps(list(self.disk.values()))), None, self.now, ends))
 
     def leave(self, epoch: int, rank: int, job: str = "train", **more: Any) -> int:
         number = next(self.numbers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,9 +23,9 @@ from p4reduce.core.states import Phase
 from p4reduce.errors import ConfigError
 from p4reduce.sim.adapter import EngineSwitch
 from p4reduce.sim.byhand import ByHand, field
-from p4reduce.sim.modelcheck import Bounds, Checker, EngineState, ReferenceState, Report
+from p4reduce.sim.modelcheck import Bounds, Checker, EngineState, Quotient, ReferenceState, Report, check
 from p4reduce.sim.modelcheck.bounds import PROFILE, SHORT_LANES
-from p4reduce.sim.modelcheck.mutants import MUTANTS, Mutant, Variant
+from p4reduce.sim.modelcheck.mutants import MUTANTS, Mutant, Relation, Variant
 from p4reduce.sim.modelcheck.published import (
     AcknowledgedSlot,
     EvictingSlot,
@@ -32,10 +33,11 @@ from p4reduce.sim.modelcheck.published import (
     SeenBitSlot,
     WideSlot,
 )
+from p4reduce.sim.modelcheck.search import Action, Node
 from p4reduce.sim.modelcheck.switches import SwitchState
-from p4reduce.sim.modelcheck.violation import ACCEPTED, SENT, STUCK
+from p4reduce.sim.modelcheck.violation import ACCEPTED, SENT, STUCK, UNSOUND, Violation
 from p4reduce.sim.runner import Scenario
-from p4reduce.sim.switch import Count, ReferenceSwitch, SwitchModel
+from p4reduce.sim.switch import Count, ReferenceSwitch, SwitchModel, _Cell
 
 SMALL = (
     Bounds(2, workload=(1, 1, 1)),
@@ -58,6 +60,13 @@ FOUND = {
     "an older round starts afresh": (STUCK, 12),
 }
 """What each mutant does, and after how many steps at the earliest nothing can save the run."""
+FOUND_BY_CLASSES = {
+    **FOUND,
+    # A frame uses two cells of such a switch.
+    "seen bits without rounds": (UNSOUND, 1),
+    # Seen where the cells that the first epoch leaves are compared with empty ones, which classes do not tell apart.
+    "no epoch in the state": (SENT, 0),
+}
 
 
 @functools.cache
@@ -78,6 +87,12 @@ def reports(bounds: Bounds, make: Callable[[], SwitchState], batches: bool = Fal
     return Checker(bounds, make, batches=batches).run()
 
 
+@functools.cache
+def plainly(bounds: Bounds) -> Report:
+    """State by state, on the reference switch."""
+    return reports(bounds, reference, batches=not bounds.change)
+
+
 @pytest.mark.parametrize("bounds", SMALL, ids=Bounds.describe)
 def test_nothing_is_wrong_on_the_compiled_program(bounds: Bounds) -> None:
     """The real core against the P4 program: all orders of all deliveries, any number of copies."""
@@ -87,7 +102,7 @@ def test_nothing_is_wrong_on_the_compiled_program(bounds: Bounds) -> None:
     assert compiled.drained == (0 if bounds.amnesia else compiled.states)
     assert compiled.states > 20
     assert (compiled.forgotten > 0) == bounds.change
-    plain = reports(bounds, reference, batches=not bounds.change)
+    plain = plainly(bounds)
     assert plain.trace == []
     assert (plain.batches > 0) == (not bounds.change)
     same = ("states", "transitions", "depth", "worker_states", "forgotten", "batches")
@@ -158,24 +173,189 @@ def test_the_tool_ends_with_a_line_of_json(capsys: pytest.CaptureFixture[str]) -
     assert capsys.readouterr().out == ""
 
 
+# Classes of states --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("bounds", SMALL, ids=Bounds.describe)
+def test_classes_of_states_lose_nothing(bounds: Bounds) -> None:
+    plain = plainly(bounds)
+    for ranks in (False, True):
+        told = Quotient(bounds, reference, ranks=ranks, collapse=False, batches=False).run()
+        assert (told.violation, told.complete) == ("", True)
+        assert (told.unfolded, told.depth, told.worker_states) == (plain.states, plain.depth, plain.worker_states)
+        exchanged = ranks and not bounds.disagree
+        assert (told.states < plain.states) == exchanged
+        assert exchanged or told.transitions == plain.transitions
+    found = []
+    for make in (reference, lambda: EngineState(engine(), bounds)):
+        small = Quotient(bounds, make, batches=make is reference).run()
+        assert (small.violation, small.complete) == ("", True)
+        assert small.drained == (0 if bounds.amnesia else small.states)
+        assert small.worker_states == plain.worker_states
+        assert (small.unfolded < plain.states) == bounds.change
+        assert (small.batches > 0) == (make is reference)
+        found.append((small.states, small.unfolded, small.transitions, small.depth))
+    assert found[0] == found[1]
+
+
+def test_three_workers_two_slots_four_rounds_a_change_and_a_restart() -> None:
+    """On the compiled program; the other stream's two slots, and more, in tools/modelcheck.py."""
+    bounds = Bounds(3, add_slots=2, workload=(8,), change=True)
+    report = Quotient(bounds, lambda: EngineState(engine(), bounds), batches=False).run()
+    assert (report.violation, report.complete, report.drained) == ("", True, report.states)
+    assert report.unfolded > 17_000
+
+
+def test_the_compiled_program_and_the_cores_treat_ranks_alike() -> None:
+    """Random ways through the states, and the same ways with other ranks: whatever is possible here is possible there.
+
+    With all registers, on the engine: nothing that Quotient builds on is used.
+    """
+    bounds = Bounds(3, workload=(1, 0, 3), change=True)
+    cells = EngineState(engine(), bounds)
+    checker = Checker(bounds, lambda: EngineState(engine(), bounds))
+    start = tuple(checker._workers.start(rank, 0) for rank in range(3))
+    draw = random.Random(11)
+    taken = set()
+    for _ in range(8):
+        order = draw.sample(range(3), 3)
+        here: Node = (0, 0, start, 0)
+        there = here
+        for _ in range(45):
+            ways = {said(checker, action, order): node for action, node in checker._successors(here)}
+            others = {said(checker, action, [0, 1, 2]): node for action, node in checker._successors(there)}
+            assert ways.keys() == others.keys()
+            assert looks(checker, cells, here, order) == looks(checker, cells, there, [0, 1, 2])
+            rare = [way for way in ways if way[0] == "revoke" and draw.random() > 0.05]
+            open_ = sorted(ways.keys() - set(rare))
+            if not open_:
+                break
+            way = draw.choice(open_)
+            taken.add(way[0])
+            here, there = ways[way], others[way]
+    assert {"up", "down", "refused", "revoke", "renew", "enter"} <= taken
+
+
+def said(checker: Checker, action: Action, order: list[int]) -> tuple[Any, ...]:
+    """An action with its rank renamed, and its frame without a rank."""
+    what, rank, number = action
+    if what not in ("up", "down", "refused"):
+        return what, order[rank] if what == "enter" else 0
+    header = (checker.frames.down if what == "down" else checker.frames.up)[number].header
+    kept = ("kind", "epoch", "slot", "round", "op", "words", "tag", "count_or_reason")
+    return what, order[rank], *(header[name] for name in kept)
+
+
+def looks(checker: Checker, cells: EngineState, node: Node, order: list[int]) -> Any:
+    """A state with its ranks renamed: what the cells hold and whom they have counted, and every rank's core."""
+    phase, registers, workers, _ = node
+    saved: Any = checker._switches.saved[registers]
+    held = []
+    for content in zip(*saved, strict=True):
+        identity, seen = cells.identity(content)
+        held.append((identity, {order[rank] for rank in range(3) if seen >> rank & 1}))
+    cores: list[Any] = [None] * 3
+    for rank, number in enumerate(workers):
+        state = checker._workers.states[rank][number]
+        sent = {said(checker, ("up", 0, frame), [0]) for frame in state.sent}
+        cores[order[rank]] = (state.epoch, sent, state.done, state.error)
+    return phase, held, cores
+
+
+class Courtly(Variant):
+    """Right, but the first rank is never counted second: it has to send again."""
+
+    def _aggregate(self, job: Any, member: Any, header: Any, datagram: Any) -> Any:
+        cell = self._cells.get(self.key(job, header), _Cell())
+        second = self.relation(cell, job, header) is Relation.SAME and cell.seen.bit_count() == 1
+        return [] if member.rank == 0 and second else super()._aggregate(job, member, header, datagram)
+
+
+class Tidy(Variant):
+    """Right, but the first frame of an epoch only empties what another one has left in its cell."""
+
+    def _aggregate(self, job: Any, member: Any, header: Any, datagram: Any) -> Any:
+        cell = self._cells.get(self.key(job, header))
+        if cell is not None and cell.epoch != job.epoch:
+            del self._cells[self.key(job, header)]
+            return []
+        return super()._aggregate(job, member, header, datagram)
+
+
+@pytest.mark.parametrize(
+    ("switch", "text", "ranks", "collapse"),
+    [
+        (Courtly, "the switch does not treat ranks alike", False, True),
+        (Tidy, "does different things to cells of one class", True, False),
+    ],
+)
+def test_a_class_that_does_not_hold_is_seen(switch: Any, text: str, ranks: bool, collapse: bool) -> None:
+    """Such a switch is right, so nothing but the class shows it; without that class all is well."""
+    bounds = Bounds(3, workload=(0,), change=True)
+    report = Quotient(bounds, lambda: reference(switch)).run()
+    assert (report.kind, report.complete) == (UNSOUND, False)
+    assert text in report.violation
+    assert check(bounds, lambda: reference(switch)).kind == UNSOUND
+    plain = reports(bounds, lambda: reference(switch))
+    assert (plain.trace, plain.complete) == ([], True)
+    told = Quotient(bounds, lambda: reference(switch), ranks=ranks, collapse=collapse).run()
+    assert (told.violation, told.complete) == ("", True)
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+def test_a_frame_that_uses_another_cell_of_the_registers_is_seen(offset: int) -> None:
+    bounds = Bounds(2, workload=(0,))
+    checker = Quotient(bounds, lambda: EngineState(engine(), bounds))
+    first = checker._workers.start(0, 0)
+    (frame,) = checker._workers.states[0][first].sent
+    checker._labels.sent(frame)
+    cells = checker._cells
+    assert cells.cell(frame) == 0
+    cells._cells[0] += offset
+    if offset == 0:
+        assert cells.step(0, (0, 0), frame).after == (1, 1)
+    else:
+        with pytest.raises(Violation, match="cell that is not its own"):
+            cells.step(0, (0, 0), frame)
+
+
 # Mutants -----------------------------------------------------------------------------------------------------------
 
 
 def test_a_variant_without_a_fault_is_the_reference() -> None:
     for bounds in SMALL[:3]:
-        plain, variant = reports(bounds, reference), reports(bounds, lambda: reference(Variant))
+        plain, variant = plainly(bounds), reports(bounds, lambda: reference(Variant))
         assert variant.trace == []
         assert (variant.states, variant.transitions) == (plain.states, plain.transitions)
 
 
+@functools.cache
+def mutated(mutant: Mutant) -> Report:
+    """State by state, with the fault."""
+    return reports(mutant.bounds, lambda: reference(mutant.switch))
+
+
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_every_mutant_is_found_by_the_shortest_way(mutant: Mutant) -> None:
-    report = reports(mutant.bounds, lambda: reference(mutant.switch))
+    report = mutated(mutant)
     print("\n".join(report.trace))
     assert (report.kind, report.steps) == FOUND[mutant.name]
     assert report.trace[-1].startswith(f"=> {report.kind}: ")
-    healthy = reports(mutant.bounds, reference)
+    healthy = plainly(mutant.bounds)
     assert healthy.trace == [], "the bounds, not the mutant"
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
+def test_every_mutant_is_found_through_classes_of_states(mutant: Mutant) -> None:
+    """And told state by state, by the same way as without classes."""
+    report = Quotient(mutant.bounds, lambda: reference(mutant.switch)).run()
+    assert (report.kind, report.steps) == FOUND_BY_CLASSES[mutant.name]
+    assert not report.complete
+    told = check(mutant.bounds, lambda: reference(mutant.switch))
+    assert told.trace == mutated(mutant).trace
+    assert (told.kind, told.steps) == FOUND[mutant.name]
+    healthy = check(mutant.bounds, reference)
+    assert (healthy.violation, healthy.complete) == ("", True)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)

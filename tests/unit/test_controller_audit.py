@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from helpers.controller import DEADLINE, HOSTS, Rig, until
 
+from p4reduce import constants
 from p4reduce.errors import SwitchError
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import entries
@@ -222,3 +223,17 @@ def test_a_stopped_controller_does_not_finish_what_waits() -> None:
     for call in calls:
         assert call.exception().code().name == "UNAVAILABLE"
     rig.close()
+
+
+def test_frames_of_no_epoch_are_read_at_every_probe() -> None:
+    rig = Rig(probe_seconds=0.01)
+    try:
+        assert (rig.status().switch.guarded, rig.status().switch.refused) == (0, 0)
+        rig.switch.counters[entries.COUNTER, constants.COUNT_GUARDED] = 5
+        rig.switch.counters[entries.COUNTER, constants.COUNT_REFUSED] = 7
+        rig.switch.counters[entries.COUNTER, entries.COUNTS_PER_ROW + constants.COUNT_REFUSED] = 9
+        until(lambda: rig.status().switch.guarded == 5)
+        assert rig.status().switch.refused == 7, "of the row that belongs to no epoch"
+        assert rig.status().switch.connected
+    finally:
+        rig.close()

@@ -20,6 +20,10 @@ from p4reduce.proto import controller_pb2_grpc
 from p4reduce_controller import service
 from p4reduce_controller.admission import RefusedError
 from p4reduce_controller.auth import (
+    CALL_BURST,
+    CREDENTIAL,
+    MAX_WATCHES,
+    WATCHES_EACH,
     Caller,
     Gate,
     Rates,
@@ -179,6 +183,8 @@ class TestCalls:
 
         assert seen(OPERATOR) == (["a/x", "b/one"], ["a/x", "b/one"])
         assert seen(TEAM_A) == (["a/x"], ["a/x", "(another's)"])
+        pools = rig.stub.Pools(pb.PoolsRequest(), metadata=secret(TEAM_A)).pools
+        assert [bool(pool.epoch) for pool in pools if pool.job] == [True, False]
         assert attempt(rig, "Status", pb.StatusRequest(job="b/one"), secret(TEAM_A))[0] == "NOT_FOUND"
 
     def test_a_rank_proves_itself_by_its_credential(self, rig: Rig) -> None:
@@ -202,8 +208,12 @@ class TestCalls:
 class Context:
     """Of a call, as far as the gate looks."""
 
-    def __init__(self, peer: str) -> None:
+    def __init__(self, peer: str, metadata: tuple[tuple[str, str], ...] = ()) -> None:
         self._peer = peer
+        self._metadata = metadata
+
+    def invocation_metadata(self) -> tuple[tuple[str, str], ...]:
+        return self._metadata
 
     def peer(self) -> str:
         return self._peer
@@ -229,6 +239,82 @@ class TestShares:
         for call in waiting:
             call.cancel()
         until(lambda: attempt(rig, "Join", rig.request(0, job="c/x", world_size=1), secret(TEAM_A))[0] == "OK")
+
+    def test_watches_of_one_token(self, rig: Rig) -> None:
+        """Whatever all other tokens do, each has its share."""
+        request = pb.WatchRequest(interval_seconds=60.0)
+        kept: list[Any] = []
+
+        def watch(token: str) -> Any:
+            call = rig.stub.Watch(request, timeout=DEADLINE, metadata=secret(token))
+            next(call)
+            return call
+
+        for token in (TEAM_A, TEAM_B, OPERATOR):
+            watches = [watch(token) for _ in range(WATCHES_EACH)]
+            kept += watches
+            code, text = refused(lambda token=token: watch(token))  # type: ignore[misc]
+            assert (code, text) == (
+                "RESOURCE_EXHAUSTED",
+                f"{WATCHES_EACH} watches of this token are open, which is the limit for one: try again later",
+            )
+        watches[0].cancel()
+
+        def room() -> bool:
+            try:
+                watch(OPERATOR).cancel()
+            except grpc.RpcError:
+                return False
+            return True
+
+        until(room)
+
+    def test_a_rank_speaks_with_its_jobs_token(self, rig: Rig) -> None:
+        """Another job's token hears nothing of it, not even why it ended."""
+        request = rig.request(0, job="b/one", world_size=1)
+        reply = rig.stub.Join(request, timeout=DEADLINE, metadata=secret(TEAM_B))
+        own = ((CREDENTIAL, reply.credential),)
+
+        def opened(token: str) -> Any:
+            report = pb.ProgressReport(job="b/one", epoch=reply.epoch)
+            call = rig.stub.Progress(iter([report]), timeout=DEADLINE, metadata=(*secret(token), *own))
+            return next(call)
+
+        leave = pb.LeaveRequest(job="b/one", epoch=reply.epoch)
+        for live in (True, False):
+            code, text = refused(lambda: opened(TEAM_A))
+            assert (code, text) == (
+                "PERMISSION_DENIED",
+                "the token is not for job 'b/one': use the token of this job",
+            )
+            assert attempt(rig, "Leave", leave, (*secret(TEAM_A), *own))[0] == "PERMISSION_DENIED"
+            if live:
+                rig.stub.Evict(pb.EvictRequest(job="b/one"), timeout=DEADLINE, metadata=secret(OPERATOR))
+        for token in (TEAM_B, OPERATOR):
+            assert opened(token).fence.reason == pb.Fence.EVICTED
+            assert attempt(rig, "Leave", leave, (*secret(token), *own))[0] == "OK"
+
+    def test_what_is_over_the_rate_is_not_logged(self, caplog: pytest.LogCaptureFixture) -> None:
+        now = [0.0]
+        gate = Gate(Tokens(b"", ()), clock=lambda: now[0])
+        context = cast(grpc.ServicerContext, Context("ipv4:10.0.0.1:1", secret("wrong-wrong-wrong-wrong")))
+        for _ in range(1000):
+            with pytest.raises(RefusedError):
+                gate.caller(context)
+        assert len(caplog.records) == CALL_BURST
+
+    def test_many_tokens_have_smaller_shares(self, tmp_path: Path) -> None:
+        for number, share in ((3, WATCHES_EACH), (MAX_WATCHES // 2, 2), (2 * MAX_WATCHES, 1)):
+            joins = "".join(f'[[join]]\njobs = "j{n}"\ntoken = "token-{n:020}"\n' for n in range(number - 1))
+            tokens = Tokens.load(write(tmp_path / "tokens.toml", f'operator = "{OPERATOR}"\n{joins}'))
+            assert tokens.number == number
+            gate = Gate(tokens)
+            for token in (OPERATOR, "token-00000000000000000001"):
+                context = cast(grpc.ServicerContext, Context("ipv4:10.0.0.1:1", secret(token)))
+                for _ in range(share):
+                    gate.watch(context)
+                with pytest.raises(RefusedError, match=f"{share} watches of this token"):
+                    gate.watch(context)
 
     def test_streams_of_one_address(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(service, "STREAMS_EACH", 1)
@@ -271,9 +357,12 @@ class TestShares:
 
         monkeypatch.setattr(rig.server.coordinator, "leave", leave)
         for wait in (59.0, 61.0, 86400.0):
-            assert attempt(rig, "Leave", pb.LeaveRequest(wait_seconds=wait), secret(TEAM_A))[0] == "OK"
+            assert attempt(rig, "Leave", pb.LeaveRequest(job="a/x", wait_seconds=wait), secret(TEAM_A))[0] == "OK"
         assert said == [59.0, 60.0, 60.0]
-        assert attempt(rig, "Leave", pb.LeaveRequest(wait_seconds=86401.0), secret(TEAM_A))[0] == "INVALID_ARGUMENT"
+        assert (
+            attempt(rig, "Leave", pb.LeaveRequest(job="a/x", wait_seconds=86401.0), secret(TEAM_A))[0]
+            == "INVALID_ARGUMENT"
+        )
 
     def test_what_ends_is_forgotten(self) -> None:
         gate = Gate()

@@ -13,11 +13,16 @@ from typing import Any
 
 import grpc
 import pytest
-from helpers.cli_servicer import EPOCH, RING, Fake, job, switch, worker
+from helpers import cli_servicer
+from helpers.cli_servicer import EPOCH, OVER, RING, Fake, job, run, switch, worker
 
 from p4reduce import __version__
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import cli, cli_output, serve
+
+no_settings = cli_servicer.no_settings
+fake = cli_servicer.fake
+
 
 FILE = """
 [switch]
@@ -37,23 +42,6 @@ REASON = (
 )
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "operations.md"
 LONG_NAME = "llama-pretraining-run-with-a-long-name-2026-11-30"
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own settings must not reach the tests."""
-    for name in ("CONTROLLER", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"):
-        monkeypatch.delenv(f"P4REDUCE_{name}", raising=False)
-
-
-@pytest.fixture
-def fake() -> Iterator[Fake]:
-    with Fake() as server:
-        yield server
-
-
-def run(fake: Fake, *arguments: str) -> int:
-    return cli.main([arguments[0], "--controller", fake.address, *arguments[1:]])
 
 
 def narrow(monkeypatch: pytest.MonkeyPatch, columns: int = 80) -> None:
@@ -83,6 +71,8 @@ def test_status_as_json(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
         "slots": 1024,
         "drained": False,
         "trouble": "",
+        "guarded": 0,
+        "refused": 0,
     }
     first, second = document["jobs"]
     assert (first["job"], first["state"], first["path"], first["present"]) == ("[train]", "switch", "switch", EPOCH)
@@ -215,10 +205,11 @@ def test_a_failed_job_fits_80_columns(
     far = worker(0, completed=1_234_567, frames_sent=10**12)
     far.member.ip, far.member.udp_port, far.member.switch_port = "172.100.200.201", 65535, 510
     far.silent_seconds, far.rtt_seconds = 999.9, 0.9
-    fake.servicer.jobs = [
-        job("small"),
-        job(LONG_NAME, "failed", ranks=4, reason=REASON, path=pb.PATH_UNSPECIFIED, pool_size=0, workers=[far] * 4),
-    ]
+    fake.servicer.jobs = [job("small"), job("eval", ranks=4, workers=[far] * 4)]
+    far.state = "fenced"
+    over = job(LONG_NAME, "failed", ranks=4, reason=REASON, workers=[far] * 4, over_seconds=7500.0, **OVER)
+    over.workers[2].state = "lost"
+    fake.servicer.jobs.append(over)
     narrow(monkeypatch)
     wide = {}
     for command in ("status", "jobs", "counters"):
@@ -228,18 +219,69 @@ def test_a_failed_job_fits_80_columns(
         assert str(EPOCH) in wide[command]
     for command in ("status", "jobs"):
         assert REASON in " ".join(wide[command].split())
-    (row,) = [line for line in wide["status"].splitlines() if " failed " in line]
-    assert row.split()[-2:] == ["4/4", "1234567"]
-    expected = "172.100.200.201:65535 510 reporting 1234567/1234568 999.9 s 900 ms"
-    assert " ".join(wide["jobs"].split()).count(expected) == 4
-    assert wide["counters"].split().count(str(10**12)) == 2
+    (row,) = [line for line in wide["status"].splitlines() if " failed " in line and str(EPOCH) in line]
+    assert row.split()[-3:] == [str(EPOCH), "0/4", "1234567"]
+    flat = " ".join(wide["jobs"].split())
+    assert flat.count("172.100.200.201:65535 510 reporting 1234567/1234568 999.9 s 900 ms") == 4
+    assert flat.count("172.100.200.201:65535 510 fenced 1234567/1234568") == 3
+    assert flat.count("172.100.200.201:65535 510 lost 1234567/1234568") == 1
+    assert wide["counters"].split().count(str(10**12)) == 4
+
+
+def test_a_job_that_is_over_does_not_look_alive(
+    fake: Fake, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state, since when, and why, first; nothing that only a running job has; running jobs before it."""
+    fake.servicer.jobs = [
+        job("lost", "failed", reason="job 'lost': rank 1 is lost", over_seconds=35.0, **OVER),
+        job("gone", "ended", reason="no rank came back", over_seconds=200_000.0, **OVER),
+        job("train"),
+    ]
+    narrow(monkeypatch)
+    assert run(fake, "jobs") == 0
+    lines = capsys.readouterr().out.splitlines()
+    heads = [line for line in lines if line.startswith(("lost:", "gone:", "train:"))]
+    assert [head.split(",")[0] for head in heads] == [
+        "train: switch",
+        "lost: failed 35 s ago",
+        "gone: ended 2 days ago",
+    ]
+    shown = lines[lines.index(heads[1]) :]
+    assert shown[1].strip() == "why: rank 1 is lost"
+    assert not [line for line in shown if "silent" in line or " ms" in line or "path" in line or "slots" in line]
+    assert run(fake, "status") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines[3:6]] == [["train", "switch"], ["lost", "failed"], ["gone", "ended"]]
+    ranks = [word for line in lines[3:6] for word in line.split() if word.endswith("/2")]
+    assert ranks == ["2/2", "0/2", "0/2"]
+    assert [line.strip() for line in lines[6:]] == [
+        "lost: failed 35 s ago: rank 1 is lost",
+        "gone: ended 2 days ago: no rank came back",
+    ]
+    assert run(fake, "jobs", "gone", "--json") == 0
+    (found,) = json.loads(capsys.readouterr().out)["jobs"]
+    assert (found["state"], found["reason"], found["over_seconds"]) == ("ended", "no rank came back", 200_000.0)
+
+
+def test_frames_of_no_epoch_are_shown_when_there_are_some(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+    for command in ("status", "counters", "switches"):
+        run(fake, command)
+        assert not re.search("guarded|refused", capsys.readouterr().out)
+    fake.servicer.switch = switch(guarded=7, refused=12)
+    for command in ("status", "counters", "switches"):
+        run(fake, command)
+        out = capsys.readouterr().out
+        assert "guarded: 7 (frames dropped: not from the host behind the port" in out
+        assert "refused: 12 (contributions to an epoch that the switch does not know)\n" in out
+    run(fake, "counters", "--json")
+    assert json.loads(capsys.readouterr().out)["strays"] == {"guarded": 7, "refused": 12}
 
 
 def test_a_pipe_gets_one_line_for_each_job(fake: Fake, capsys: pytest.CaptureFixture[str]) -> None:
     fake.servicer.jobs = [job(LONG_NAME, "failed", reason=REASON)]
     run(fake, "status")
     out = capsys.readouterr().out
-    assert f"{LONG_NAME}: {REASON}\n" in out
+    assert f"{LONG_NAME}: failed 0 s ago: {REASON}\n" in out
     assert next(line for line in out.splitlines() if line.startswith(LONG_NAME)).split()[1] == "failed"
     assert "\x1b" not in out
     assert not re.search(r" $", out, re.M)

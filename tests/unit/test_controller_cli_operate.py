@@ -4,24 +4,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 
 import grpc
 import pytest
-from helpers.cli_servicer import EPOCH, Fake, job, policy
+from helpers import cli_servicer
+from helpers.cli_servicer import EPOCH, Fake, job, policy, run
 
 from p4reduce.proto import controller_pb2 as pb
-from p4reduce_controller import cli, cli_operate
+from p4reduce_controller import cli_operate
 
-
-@pytest.fixture
-def fake() -> Iterator[Fake]:
-    with Fake() as server:
-        yield server
-
-
-def run(fake: Fake, *arguments: str) -> int:
-    return cli.main([arguments[0], "--controller", fake.address, *arguments[1:]])
+no_settings = cli_servicer.no_settings
+fake = cli_servicer.fake
 
 
 def leased(*jobs: str) -> pb.PoolsReply:

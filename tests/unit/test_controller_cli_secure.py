@@ -6,37 +6,24 @@ from __future__ import annotations
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from helpers.cli_servicer import Fake, switch
+from helpers import cli_servicer
+from helpers.cli_servicer import Fake, run, switch
 
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce_controller import cli
 from p4reduce_controller.cli_client import Connection
 
+no_settings = cli_servicer.no_settings
+fake = cli_servicer.fake
+
+
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "security.md"
 SECRET = "s3cret-Token"
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own settings must not reach the tests."""
-    for name in ("CONTROLLER", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"):
-        monkeypatch.delenv(f"P4REDUCE_{name}", raising=False)
-
-
-@pytest.fixture
-def fake() -> Iterator[Fake]:
-    with Fake() as server:
-        yield server
-
-
-def run(server: Fake, *arguments: str) -> int:
-    return cli.main([arguments[0], "--controller", server.address, *arguments[1:]])
 
 
 # ---- tokens ----------------------------------------------------------------------------------------------------------

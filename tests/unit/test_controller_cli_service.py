@@ -11,16 +11,20 @@ from typing import Any
 
 import grpc
 import pytest
+from helpers import cli_servicer
+from helpers.cli_servicer import run
 from prometheus_client.parser import text_string_to_metric_families
 
 from p4reduce import __version__
 from p4reduce.proto import controller_pb2 as pb
 from p4reduce.proto import controller_pb2_grpc
-from p4reduce_controller import cli
 from p4reduce_controller.fake import FakeSwitch
 from p4reduce_controller.hosts import Hosts
 from p4reduce_controller.metrics import start_metrics
 from p4reduce_controller.server import ControllerServer
+
+no_settings = cli_servicer.no_settings
+
 
 HOSTS = Hosts.embedded("127.0.0.1:9559", {1: ("127.0.0.1", 41001), 2: ("127.0.0.1", 41002)}, profile="w34")
 OPERATOR = "the-operators-token"
@@ -31,13 +35,6 @@ operator = "{OPERATOR}"
 jobs = "a/*"
 token = "{OURS}"
 """
-
-
-@pytest.fixture(autouse=True)
-def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine's own settings must not reach the tests."""
-    for name in ("CONTROLLER", "TOKEN", "TOKEN_FILE", "TLS_CA", "TLS_CERT", "TLS_KEY"):
-        monkeypatch.delenv(f"P4REDUCE_{name}", raising=False)
 
 
 @pytest.fixture
@@ -56,10 +53,6 @@ def join(server: ControllerServer, job: str, *, ring: bool = True, token: str = 
         stub = controller_pb2_grpc.ControllerStub(channel)
         reply: pb.JoinReply = stub.Join(request, timeout=20.0, metadata=metadata)
     return reply
-
-
-def run(server: ControllerServer, *arguments: str) -> int:
-    return cli.main([arguments[0], "--controller", server.address, *arguments[1:]])
 
 
 def answer(server: ControllerServer, capsys: pytest.CaptureFixture[str], *arguments: str, code: int = 0) -> Any:

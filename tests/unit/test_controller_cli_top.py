@@ -21,24 +21,19 @@ from typing import Any
 
 import grpc
 import pytest
-from helpers.cli_servicer import EPOCH, RING, Fake, job, switch, worker
+from helpers import cli_servicer
+from helpers.cli_servicer import EPOCH, RING, Fake, job, run, switch, worker
 from rich.console import Console
 
 from p4reduce.proto import controller_pb2 as pb
-from p4reduce_controller import cli, cli_documents, cli_top
+from p4reduce_controller import cli_documents, cli_top
 from p4reduce_controller.cli_rates import summary
 
+no_settings = cli_servicer.no_settings
+fake = cli_servicer.fake
+
+
 DEADLINE = 30.0
-
-
-@pytest.fixture
-def fake() -> Iterator[Fake]:
-    with Fake() as server:
-        yield server
-
-
-def run(fake: Fake, *arguments: str) -> int:
-    return cli.main([arguments[0], "--controller", fake.address, *arguments[1:]])
 
 
 def document(uptime: float, *jobs: pb.JobStatus) -> dict[str, Any]:

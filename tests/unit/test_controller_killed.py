@@ -8,6 +8,7 @@ says: they repeat their Join, open their streams again, answer orders.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -203,6 +204,35 @@ def test_the_story(tmp_path: Path, die_at: int, after: bool, monkeypatch: pytest
     try:
         story(world)
         assert world.deaths == (die_at >= 0), f"the story has {world.writes} writes"
+    finally:
+        world.over = True
+        for member in world.members:
+            member.part()
+        world.rig.crash()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("die_at", range(3))
+def test_every_rank_hears_why_its_job_ended(
+    tmp_path: Path, die_at: int, after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator ends the job, again if need be; the controller dies at a write before, at, or after that."""
+    world = World(tmp_path / "state.db", die_at, after, monkeypatch)
+    world.begin()
+    pause, end = threading.Event(), time.monotonic() + DEADLINE
+    try:
+        world.bring("auto", "switch")
+        while not all(member.fences for member in world.members):
+            assert time.monotonic() < end, [member.fences for member in world.members]
+            world.look()
+            with contextlib.suppress(grpc.RpcError):  # it has failed already, or the controller has just died
+                world.rig.stub.Evict(pb.EvictRequest(job="train"), timeout=DEADLINE)
+            pause.wait(0.01)
+        world.look()
+        assert {text for member in world.members for text in member.fences} == {"job 'train': an operator has ended it"}
+        assert world.rig.job().state == "failed"
+        assert world.deaths == (die_at < world.writes)
+        assert world.writes >= 2
     finally:
         world.over = True
         for member in world.members:

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from helpers.jobs import LEASE
 from helpers.jobs import JobsRig as Rig
 
 from p4reduce_controller.admission import Code
 from p4reduce_controller.model import Fence, Forget, LeaveDone, OrderKind, Reason, TellLeft, TellOrder, TellReport
+from p4reduce_controller.runs import COMEBACK_SECONDS, WAKING_SECONDS
 from p4reduce_controller.states import State
 
 
@@ -222,3 +225,134 @@ def test_a_leave_needs_the_ranks_own_credential() -> None:
         assert "the credential is not that of rank 0" in message
     assert rig.record().state is State.SWITCH
     assert isinstance(rig.answer(rig.leave(100, 0, credential=own)), LeaveDone)
+
+
+# ---- what a controller that was stopped has missed ------------------------------------------------------------------
+
+
+def woken(done: int = 8) -> tuple[Rig, int, list[int]]:
+    """Three ranks have completed `done` of 8 buckets, then the controller was stopped and goes on."""
+    rig, epoch, streams = running()
+    for stream in streams:
+        rig.report(stream, 8, done)
+    rig.now = 5.0
+    rig.jobs.woken(rig.now)
+    return rig, epoch, streams
+
+
+def break_off(rig: Rig, *streams: int) -> None:
+    for stream in streams:
+        rig.note(rig.jobs.broken(stream, rig.now))
+
+
+def test_ranks_that_had_finished_and_are_gone_have_not_failed() -> None:
+    rig, epoch, streams = woken()
+    for number, stream in enumerate(streams):
+        rig.now = 5.0 + number / 10
+        break_off(rig, stream)
+    assert rig.record().state is State.SWITCH
+    assert rig.jobs.next_deadline() == 5.0 + COMEBACK_SECONDS
+    rig.tick(5.0 + COMEBACK_SECONDS - 0.1)
+    assert rig.record().state is State.SWITCH
+    rig.tick(5.0 + COMEBACK_SECONDS)
+    job = rig.record()
+    assert job.state is State.ENDED
+    assert "went away without leaving, while the controller was stopped; all 8 buckets" in job.reason
+    rig.switch()
+    assert (rig.all_free(), rig.saved()) == (True, None)
+    assert isinstance(rig.answer(rig.leave(epoch, 0, submitted=8)), LeaveDone), "a leave that comes late"
+    rig.start(3)
+    assert rig.record().state is State.SWITCH
+
+
+def test_leaves_and_broken_streams_in_any_order() -> None:
+    for order in itertools.permutations(["broken", "leave", "other"]):
+        rig, epoch, streams = woken()
+        calls = []
+        for what in order:
+            if what == "broken":
+                break_off(rig, *streams)
+            else:
+                calls += [rig.leave(epoch, rank, submitted=8) for rank in ((0,) if what == "leave" else (1, 2))]
+        rig.switch()
+        assert all(isinstance(rig.answer(call), LeaveDone) for call in calls), order
+        assert (rig.jobs.jobs(), rig.all_free()) == ([], True), "a job that ended well"
+
+
+def test_what_ranks_did_while_nobody_listened_is_not_known() -> None:
+    rig, _, streams = woken(done=7)
+    break_off(rig, *streams)
+    rig.tick(5.0 + COMEBACK_SECONDS)
+    assert rig.record().state is State.ENDED
+    assert "when the ranks were last heard, 7 of 8 buckets were complete" in rig.record().reason
+
+
+def test_one_that_died_meanwhile_is_named_to_the_others() -> None:
+    rig, epoch, streams = woken()
+    break_off(rig, streams[1], streams[2])
+    again = rig.open(epoch, 2)
+    rig.now = 5.0 + COMEBACK_SECONDS
+    for stream in (streams[0], again):
+        rig.report(stream, 8, 8)
+    rig.tick(rig.now)
+    rig.switch()
+    for stream in (streams[0], again):
+        (fence,) = rig.fences(stream)
+        assert (fence.reason, fence.ranks) == (Reason.WORKER_LOST, (1,))
+    assert rig.record().state is State.FAILED
+    assert "ended while the controller was stopped, and was not opened again" in rig.record().reason
+
+
+def test_later_a_stream_that_ends_is_a_loss_at_once() -> None:
+    rig, _, streams = woken()
+    rig.now = 5.0 + WAKING_SECONDS
+    break_off(rig, streams[1])
+    assert rig.record().state is State.FAILED
+    assert "its progress stream ended without a leave" in rig.record().reason
+
+
+def test_a_rank_that_has_said_it_leaves_is_not_lost_when_its_stream_ends() -> None:
+    rig, epoch, streams = running()
+    rig.report(streams[0], 8, 8)
+    call = rig.leave(epoch, 0, submitted=8, wait_seconds=30.0)
+    break_off(rig, streams[0])
+    assert isinstance(rig.answer(call), LeaveDone)
+    assert rig.record().state is State.LEAVING
+    assert TellLeft(streams[1], 0, 8) in rig.log
+
+
+def test_on_the_ring_path_it_is_as_long_as_the_others_need_it() -> None:
+    rig, epoch, streams = running(mode="off")
+    for stream in streams:
+        rig.report(stream, 8, 7)
+    rig.report(streams[0], 8, 8)
+    call = rig.leave(epoch, 0, submitted=8, wait_seconds=30.0)
+    break_off(rig, streams[0])
+    assert isinstance(rig.answer(call), LeaveDone), "nobody is kept waiting"
+    assert [fence.ranks for stream in streams[1:] for fence in rig.fences(stream)] == [(0,), (0,)]
+
+
+def test_on_the_ring_path_a_leaver_may_have_gone_while_nobody_listened() -> None:
+    rig, epoch, streams = running(mode="off")
+    for stream in streams:
+        rig.report(stream, 8, 7)
+    rig.now = 5.0
+    rig.jobs.woken(rig.now)
+    call = rig.leave(epoch, 0, submitted=8, wait_seconds=30.0)
+    break_off(rig, streams[0])
+    assert rig.record().state is State.RING
+    for stream in streams[1:]:
+        rig.report(stream, 8, 8)
+    assert isinstance(rig.answer(call), LeaveDone)
+    assert rig.record().state is State.LEAVING
+
+
+def test_a_rank_that_comes_early_does_not_change_the_mode_of_those_still_there() -> None:
+    rig, epoch, _ = running(mode="off")
+    rig.leave(epoch, 0, submitted=0)
+    assert rig.record().state is State.LEAVING
+    rig.join(0, 3, mode="auto", ring=True)
+    assert (rig.record().mode, rig.saved()["mode"]) == ("off", "off")
+    for rank in (1, 2):
+        rig.leave(epoch, rank, submitted=0)
+    assert (rig.record().state, rig.record().mode) == (State.JOINING, "auto")

@@ -60,7 +60,7 @@ def test_fence_order_revoke_then_tell(rig: Rig) -> None:
     assert not rig.switch.holds(entries.REPLICA)
     assert not epochs(rig)
     job = rig.job()
-    assert [worker.state for worker in job.workers] == ["reporting", "lost", "reporting"]
+    assert [worker.state for worker in job.workers] == ["fenced", "lost", "fenced"]
     assert "rank 1" in job.reason
 
 
@@ -419,6 +419,9 @@ def test_a_client_that_is_gone_before_its_seat_is_taken(rig: Rig) -> None:
 
         def is_active(self) -> bool:
             return False
+
+        def set_trailing_metadata(self, _: object) -> None:
+            pass
 
         def abort(self, *_: object) -> None:
             self.aborted = True

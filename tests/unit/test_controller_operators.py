@@ -6,6 +6,7 @@ from __future__ import annotations
 import itertools
 import logging
 import sqlite3
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -184,7 +185,7 @@ def test_watch(rig: Rig) -> None:
 
 
 def test_watchers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(service, "MAX_WATCHERS", 2)
+    monkeypatch.setattr(auth, "ANONYMOUS_WATCHES", 2)
     request = pb.WatchRequest(interval_seconds=60.0)
     watches = [rig.stub.Watch(request, timeout=DEADLINE) for _ in range(2)]
     for watch in watches:
@@ -203,6 +204,29 @@ def test_watchers_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None
         return True
 
     until(room)
+
+
+def test_calls_that_may_ask_the_switch_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody who asks for the status all the time must not fill the line to the switch, where installs wait too."""
+    monkeypatch.setattr(service, "LOOKS_EACH", 3)
+    rig.start()
+    under_way, most = [0], [0]
+    opened = threading.Event()
+
+    def refresh(_: str) -> bool:
+        under_way[0] += 1
+        most[0] = max(most[0], under_way[0])
+        opened.wait(DEADLINE)
+        return True
+
+    monkeypatch.setattr(rig.server.coordinator, "_refresh_counters", refresh)
+    calls = [rig.stub.Status.future(pb.StatusRequest(), timeout=DEADLINE) for _ in range(10)]
+    until(lambda: sum(call.done() for call in calls) == 7)
+    opened.set()
+    codes = sorted(call.code().name for call in calls)
+    assert codes == ["OK"] * 3 + ["RESOURCE_EXHAUSTED"] * 7
+    assert most == [3]
+    assert rig.names() == ["train"]
 
 
 def test_joins_are_bounded(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,6 +272,36 @@ class TestRestart:
                 assert stream.next().HasField("registered")
                 assert stream.next().order.run_switch.epoch == before.present
             assert [worker.state for worker in again.job().workers] == ["reporting", "reporting"]
+        finally:
+            again.close()
+
+    def test_why_a_job_ended_is_told_by_the_next_controller(self, tmp_path: Path) -> None:
+        """The first one dies before anybody has heard of it."""
+        rig = Rig(state=tmp_path / "state.db")
+        streams = rig.start()
+        rig.switch.gate.clear()
+        call(rig, "Evict", pb.EvictRequest(job="train"))
+        assert rig.job().state == "failed"
+        rig.server.coordinator._end("killed", demoted=False)
+        rig.switch.gate.set()
+        rig.crash()
+        again = Rig(state=tmp_path / "state.db", switch=rig.switch)
+        try:
+            job = again.job()
+            assert (job.state, job.reason) == ("failed", "job 'train': an operator has ended it")
+            assert 0.0 <= job.over_seconds < DEADLINE
+            again.advance(60.0)
+            assert 60.0 <= again.job().over_seconds < 60.0 + DEADLINE
+            for rank, old in enumerate(streams):
+                stream = Stream(again.stub, int(old.identity["epoch"]), rank, credential=old.metadata[0][1])
+                fence = stream.next().fence
+                assert (fence.reason, fence.message) == (pb.Fence.EVICTED, job.reason)
+            assert not again.switch.holds(ADMIT)
+            again.start()
+            assert again.job().state == "switch"
+            again.crash()
+            again = Rig(state=tmp_path / "state.db", switch=rig.switch)
+            assert again.job().state == "switch", "the name was used again"
         finally:
             again.close()
 
@@ -374,6 +428,29 @@ class TestBrokenDisk:
         assert not rig.status().switch.drained
         rig.close()
 
+    @pytest.mark.parametrize(
+        ("name", "request_"),
+        [("SetMode", pb.SetModeRequest(job="train", mode="require")), ("Evict", pb.EvictRequest(job="train"))],
+    )
+    def test_what_was_not_kept_is_not_reported_as_done(
+        self, tmp_path: Path, name: str, request_: Any, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        rig = Rig(state=tmp_path / "state.db")
+        rig.start()
+
+        def full(*_: object) -> None:
+            raise StoreError("state.db: disk full")
+
+        monkeypatch.setattr(SqliteStore, "save", full)
+        monkeypatch.setattr(SqliteStore, "forget", full)
+        code, text = refused(lambda: call(rig, name, request_))
+        assert (code, "whether this was done shows when it is started again" in text) == ("UNAVAILABLE", True)
+        monkeypatch.undo()
+        rig.crash()
+        again = Rig(state=tmp_path / "state.db", switch=rig.switch)
+        assert (again.job().state, again.job().mode) == ("switch", "auto")
+        again.close()
+
 
 def test_a_controller_that_was_asleep_does_not_take_its_workers_for_dead(caplog: pytest.LogCaptureFixture) -> None:
     clock = Clock()
@@ -394,5 +471,25 @@ def test_a_controller_that_was_asleep_does_not_take_its_workers_for_dead(caplog:
             clock.now += 1.0
             rig.status()
         assert [stream.next().fence.reason for stream in streams] == [pb.Fence.WORKER_LOST] * 2
+    finally:
+        rig.close()
+
+
+def test_streams_that_ended_while_the_controller_was_asleep(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    rig = Rig(timer=True, clock=clock, lease_seconds=10.0)
+    try:
+        streams = rig.start()
+        clock.now += 1000.0
+        until(lambda: "was stopped for 1000.0 s" in caplog.text)
+        for stream in streams:
+            stream.call.cancel()
+        until(lambda: {worker.state for worker in rig.job().workers} == {"joined"})
+        assert rig.job().state == "switch"
+        for _ in range(4):
+            clock.now += 1.5
+            rig.status()
+        until(lambda: rig.job().state == "ended")
+        assert "went away without leaving, while the controller was stopped" in rig.job().reason
     finally:
         rig.close()

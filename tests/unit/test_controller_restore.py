@@ -32,9 +32,11 @@ from p4reduce_controller.model import (
     TellLeft,
     TellOrder,
     TellPolicy,
+    WorkerState,
 )
 from p4reduce_controller.operations import RETURN_SECONDS
 from p4reduce_controller.states import State
+from p4reduce_controller.store import End
 
 NONCE = bytes(range(16))
 TROUBLE = Fence(Reason.REFUSED, "not admitted", (), 5)
@@ -293,8 +295,9 @@ def test_two_records_that_claim_one_lease() -> None:
     twin = copy.deepcopy(rig.saved()) | {"job": "twin"}
     fresh = Rig()
     fresh.note(fresh.jobs.restore([rig.saved(), twin, rig.saved()], None, 0.0))
-    assert [job.name for job in fresh.jobs.jobs()] == ["train"]
-    assert fresh.log == [Forget("twin")], "the good record stays"
+    assert [(job.name, job.state) for job in fresh.jobs.jobs()] == [("train", State.SWITCH), ("twin", State.FAILED)]
+    (forget,) = fresh.log
+    assert (forget.name, forget.end["job"]) == ("twin", "twin"), "the good record stays"
     assert sum(view.size for view in fresh.jobs.pools()) == 1024
 
 
@@ -308,13 +311,16 @@ def test_a_hosts_file_that_has_changed(caplog: pytest.LogCaptureFixture) -> None
     moved = Hosts(switch, (HOSTS[0], HOSTS[2]))
     other = Rig()
     other.note(other.jobs.restore([rig.saved()], moved, 0.0))
-    assert other.jobs.jobs() == []
-    assert other.log == [Forget("train")]
+    assert [(job.name, job.state) for job in other.jobs.jobs()] == [("train", State.FAILED)]
+    assert [action.name for action in other.log if isinstance(action, Forget)] == ["train"]
     assert "host h2 (10.0.0.2) is not on port 2 any more" in caplog.text
     assert other.all_free()
     late = other.open(epoch, 0)
     (fence,) = other.fences(late)
-    assert "knows nothing of epoch 100" in fence.message
+    assert fence.reason is Reason.ABORTED
+    assert "could not take it up again: host h2 (10.0.0.2) is not on port 2 any more" in fence.message
+    other.restart()
+    assert other.fences(other.open(epoch, 1)) == [fence], "also after the next restart"
 
 
 JUNK = [None, "x", "", -1, 1 << 64, 1.5, float("nan"), True, [], {}, [1], {"a": 1}]
@@ -386,3 +392,72 @@ def test_what_goes_to_disk_comes_before_what_others_see() -> None:
     assert on_disk == 6
     assert rig.record().path is Path.SWITCH
     assert rig.orders(streams[0])[-1].kind is OrderKind.RUN_SWITCH
+
+
+def test_a_job_that_failed_before_the_restart_is_not_forgotten() -> None:
+    rig, epoch, streams = running()
+    rig.note(rig.jobs.broken(streams[1], 5.0))
+    first = rig.record().reason
+    rig.restart()
+    job = rig.record()
+    assert (job.state, job.reason, job.world_size, job.run) == (State.FAILED, first, 2, None)
+    (fence,) = rig.fences(rig.open(epoch, 0))
+    assert (fence.reason, fence.ranks, fence.message) == (Reason.WORKER_LOST, (1,), first)
+    assert isinstance(rig.answer(rig.leave(epoch, 0)), LeaveDone)
+    rig.note(rig.jobs.switch_up([], rig.now))
+    again, _ = rig.start(2)
+    assert (rig.record().state, rig.record().over_since) == (State.SWITCH, None)
+    (told,) = rig.fences(rig.open(epoch, 0))
+    assert told == fence, "the name has another membership now, the old one is still told"
+    rig.restart()
+    assert rig.record().run.epoch == again, "a job that runs is shown, not how the one before ended"
+    assert rig.fences(rig.open(epoch, 1)) == [fence]
+
+
+def test_ends_that_make_no_sense_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    rig, epoch, _ = running()
+    rig.note(rig.jobs.evict("train", 0.0))
+    (good,) = rig.ends
+    for name in good:
+        for value in JUNK:
+            fresh = Rig()
+            fresh.note(fresh.jobs.restore([], None, 0.0, [End(good | {name: value}, 1.0, True)]))
+            fresh.jobs.tick(1.0)
+            assert fresh.log == []
+    assert "the record of how a job ended is left out" in caplog.text
+    fresh = Rig()
+    fresh.note(fresh.jobs.restore([], None, 0.0, [End(good, 1.0, True)]))
+    assert fresh.record().over_since == -1.0
+    assert fresh.fences(fresh.open(epoch, 0))[0].reason is Reason.EVICTED
+
+
+def test_when_no_rank_comes_back_it_is_not_called_a_failure() -> None:
+    rig, epoch, _ = running()
+    rig.restart()
+    rig.tick(LEASE)
+    job = rig.record()
+    assert job.state is State.ENDED
+    assert "no rank came back after the controller was restarted" in job.reason
+    assert [worker.state for worker in job.run.workers.values()] == [WorkerState.FENCED] * 2
+    rig.switch()
+    assert rig.all_free()
+    assert rig.fences(rig.open(epoch, 0))[0].message == job.reason, "one that was merely late"
+
+
+def test_one_that_comes_back_makes_the_other_a_lost_one() -> None:
+    rig, epoch, _ = running()
+    rig.restart()
+    stream = rig.open(epoch, 0)
+    rig.now = LEASE / 2
+    rig.report(stream, 7, 7)
+    rig.tick(LEASE)
+    assert rig.record().state is State.FAILED
+    rig.switch()
+    assert rig.fences(stream)[0].ranks == (1,)
+
+
+def test_a_record_whose_epoch_cannot_be_leaves_no_end() -> None:
+    rig, _, _ = running()
+    fresh = Rig()
+    fresh.note(fresh.jobs.restore([rig.saved() | {"state": "FAILED", "epoch": 1 << 63}], None, 0.0))
+    assert (fresh.log, fresh.jobs.jobs()) == ([Forget("train")], [])

@@ -12,6 +12,7 @@ import pytest
 from helpers.controller import DEADLINE, HOSTS, LEASE, Rig, refused, until
 
 from p4reduce import __version__
+from p4reduce.controller_client import DECIDED
 from p4reduce.core.config import RetransmissionPolicy
 from p4reduce.errors import ConfigError, SwitchError
 from p4reduce.proto import controller_pb2 as pb
@@ -285,3 +286,25 @@ def test_options_that_make_no_sense(options: dict[str, Any], text: str) -> None:
     hosts = options.pop("hosts", HOSTS)
     with pytest.raises(ConfigError, match=text):
         ControllerServer(hosts, connect=FakeSwitch().connect, **options)
+
+
+def test_a_refusal_says_whether_somebody_has_decided(rig: Rig) -> None:
+    """A rank that joins waits for a controller that went away, but not for one that says that it has no switch."""
+
+    def decided(call: Any) -> bool:
+        return (DECIDED, "1") in [tuple(pair) for pair in call.trailing_metadata()]
+
+    waiting = rig.join(0)
+    rig.waiting(1)
+    rig.switch.unreachable = "nobody answers"
+    rig.switch.sessions[-1].lose("gone")
+    until(lambda: not rig.status().switch.connected)
+    no_switch = rig.join(0, job="other")
+    assert refused(no_switch)[0] == "UNAVAILABLE"
+    assert decided(no_switch)
+    wrong = rig.join(5)
+    assert refused(wrong)[0] == "INVALID_ARGUMENT"
+    assert decided(wrong)
+    rig.server.coordinator.stop()
+    assert refused(waiting) == ("UNAVAILABLE", "the controller is stopping")
+    assert not decided(waiting)

@@ -27,7 +27,7 @@ from p4reduce_controller.model import (
     Signal,
 )
 from p4reduce_controller.pools import Pools
-from p4reduce_controller.states import LIVE, MEANINGS, TABLE, Event, State, markdown
+from p4reduce_controller.states import LIVE, MEANINGS, OVER, TABLE, Event, State, markdown
 
 HOSTS = [Host(f"h{n}", f"10.0.0.{n}", synthetic_mac(f"10.0.0.{n}"), n) for n in (1, 2)]
 EVENTS = list(Event)
@@ -47,6 +47,7 @@ TRYING      T J T T T T T T T T F T H F F R R T T R R R F
 HOLDING     H J H H H H H H H H F H S F F F R H H R R R F
 LEAVING     L J L L L L L L L L J L L J J J L J L J L L F
 FAILED      J J J F F F F F F F F F F F F F F F F F F F F
+ENDED       J J J E E E E E E E E E E E E E E E E E E E E
 """
 LETTERS = {state.name[0]: state for state in State}
 CELLS = {
@@ -127,6 +128,16 @@ class Bench:
         self.switch()
         self.jobs.broken(21, 0.0)
 
+    def ended(self) -> None:
+        """The ranks left while the controller was stopped."""
+        self.switch()
+        for rank in (0, 1):
+            self.jobs.report(20 + rank, Report("train", 100, rank, 7, 7), 0.0)
+        self.jobs.woken(100.0)
+        for rank in (0, 1):
+            self.jobs.broken(20 + rank, 100.0)
+        self.jobs.tick(200.0)
+
     def bring_to(self, state: State) -> None:
         if state is not State.ABSENT:
             getattr(self, state.name.lower())()
@@ -193,12 +204,13 @@ def test_every_cell(state: State, event: Event) -> None:
     if cell.step == "ignore":
         assert actions == []
         assert bench.after is state
-    if event is Event.JOIN_OLDER and state not in (State.ABSENT, State.FAILED):
+    if event is Event.JOIN_OLDER and state not in {State.ABSENT} | OVER:
         assert [type(action) for action in actions] == [Refuse]
 
 
 def test_every_state_is_reached_and_every_step_is_used() -> None:
     assert set(CELLS.values()) == set(State)
+    assert set(State) - LIVE - OVER == {State.ABSENT, State.JOINING, State.INSTALLING}
     steps = {cell.step for row in TABLE.values() for cell in row.values()}
     assert "ignore" in steps
     assert len(steps) > 40

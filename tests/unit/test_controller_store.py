@@ -15,8 +15,10 @@ import pytest
 
 from p4reduce.errors import ConfigError
 from p4reduce_controller.store import (
+    END_SECONDS,
     MAX_EPOCH,
     SCHEMA_VERSION,
+    End,
     InUseError,
     MemoryStore,
     SqliteStore,
@@ -222,6 +224,60 @@ def schema_1(path: Path, last: object = NOW + 5) -> None:
         connection.execute("PRAGMA user_version = 1")
 
 
+def test_schema_2_is_taken_over(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path, clock)) as store:
+        store.save("train", {"a": 1})
+        used = store.next()
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE ends")
+        connection.execute("PRAGMA user_version = 2")
+    for _ in range(2):
+        with closing(SqliteStore(path, clock)) as store:
+            assert (store.records(), store.ends()) == ([{"a": 1}], [])
+            assert store.next() > used
+
+
+def test_ends_are_kept_for_a_while(tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("p4reduce_controller.store.MAX_ENDS", 16)
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path, clock)) as store:
+        store.save("a", {"n": 1})
+        store.forget("a", {"epoch": 7, "n": 1})
+        clock.now += 10.0
+        store.forget("b", {"epoch": 5, "n": 2})
+        clock.now += 2.0
+    with closing(SqliteStore(path, clock)) as store:
+        assert store.records() == []
+        assert store.ends() == [End({"epoch": 5, "n": 2}, 2.0, True), End({"epoch": 7, "n": 1}, 12.0, True)]
+        clock.now -= 1000.0
+        assert [end.age for end in store.ends()] == [0.0, 0.0], "a clock that was set back"
+        clock.now += 1000.0
+        store.save("a", {"n": 3})
+        assert [end.shown for end in store.ends()] == [True, False], "a new job has the name"
+        store.forget("b")
+        assert [end.shown for end in store.ends()] == [False, False], "another one has had it, and ended well"
+        clock.now += END_SECONDS - 5.0
+        assert [end.record["epoch"] for end in store.ends()] == [5]
+        for epoch in range(100, 100 + 32):
+            store.forget("c", {"epoch": epoch})
+        ends = store.ends()
+        assert [end.record["epoch"] for end in ends] == list(range(116, 100 + 32))
+        assert [end.shown for end in ends] == [False] * 15 + [True]
+        assert store._connection.execute("SELECT count(*) FROM ends").fetchone() == (16,)
+
+
+def test_how_a_job_ended_is_written_with_its_end_or_not_at_all(tmp_path: Path, clock: Clock) -> None:
+    with closing(SqliteStore(tmp_path / "state.db", clock)) as store:
+        store.save("a", {"n": 1})
+        store._connection.execute("CREATE TRIGGER no BEFORE INSERT ON ends BEGIN SELECT raise(ABORT, 'full'); END")
+        with pytest.raises(StoreError, match="cannot use the state file: full"):
+            store.forget("a", {"epoch": 7})
+        assert (store.records(), store.ends()) == ([{"n": 1}], [])
+        store.save("b", {"n": 2})
+        assert store.records() == [{"n": 1}, {"n": 2}], "no transaction is left open"
+
+
 def test_schema_1_is_taken_over(tmp_path: Path, clock: Clock) -> None:
     path = tmp_path / "state.db"
     schema_1(path)
@@ -240,7 +296,7 @@ def test_a_newer_schema_is_refused_and_left_alone(tmp_path: Path) -> None:
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
     before = path.read_bytes()
     with pytest.raises(
-        ConfigError, match=r"state\.db: written by a newer p4reduce \(schema 3.* up to 2\): upgrade this"
+        ConfigError, match=r"state\.db: written by a newer p4reduce \(schema 4.* up to 3\): upgrade this"
     ):
         SqliteStore(path)
     assert path.read_bytes() == before
@@ -271,6 +327,9 @@ DAMAGES = {
     "no text": ("UPDATE jobs SET record = x'00ff'", "the record of job 'train': no text"),
     "flag": ("UPDATE flags SET value = 'tru'", "the flag drained"),
     "table": ("DROP TABLE jobs", "no table jobs"),
+    "table of ends": ("DROP TABLE ends", "no table ends"),
+    "end": ("UPDATE ends SET record = '{\"a\": '", "the end of job 'old'"),
+    "time of an end": ("UPDATE ends SET at = 'noon'", "the end of job 'old'"),
 }
 
 
@@ -279,6 +338,7 @@ def test_damaged_content_says_which_file_and_what_to_do(tmp_path: Path, name: st
     path = tmp_path / "state.db"
     with closing(SqliteStore(path)) as store:
         store.save("train", {"a": 1})
+        store.forget("old", {"epoch": 7})
         store.set_flag("drained", True)
     statement, what = DAMAGES[name]
     with closing(sqlite3.connect(path)) as connection, connection:

@@ -25,7 +25,7 @@ from p4reduce_controller.model import (
     TellFence,
     TellOrder,
 )
-from p4reduce_controller.states import LIVE, State
+from p4reduce_controller.states import LIVE, OVER, State
 
 STEPS = (
     ["join"] * 12
@@ -34,7 +34,7 @@ STEPS = (
     + ["open", "promote"] * 6
     + ["report", "silent", "tick", "up", "undrain"] * 3
     + ["newer", "withdraw", "trouble", "break", "leave", "mode", "evict", "fail", "down", "lost", "drain", "lapse"]
-    + ["policy"]
+    + ["policy", "wake"]
 )
 WORLDS = {"a": 2, "b": 3, "c": 1, "d": 2}
 MODES = {"a": ("auto", True), "b": ("auto", True), "c": ("auto", False), "d": ("require", True)}
@@ -62,6 +62,7 @@ class Walk:
         self.restarted: set[State] = set()
         """States that jobs were in when the controller died."""
         self.fences = 0
+        self.ended: set[State] = set()
 
     def step(self) -> None:
         promoting = any(r.state in (State.PREPARING, State.TRYING, State.HOLDING) for r in self.rig.jobs.jobs())
@@ -139,6 +140,11 @@ class Walk:
         if self.streams and self.rng.random() < 0.3:
             self.rig.note(self.rig.jobs.broken(self.rng.choice(self.streams), self.rig.now))
 
+    def do_wake(self, _: str) -> None:
+        """The controller was stopped."""
+        if self.rng.random() < 0.3:
+            self.rig.jobs.woken(self.rig.now)
+
     def do_leave(self, job: str) -> None:
         more = {"submitted": self.rng.randrange(40), "wait_seconds": self.rng.choice([0.0, 5.0])}
         self.leaves.append(self.rig.leave(self.epoch(job), self.rng.randrange(3), job, **more))
@@ -207,8 +213,9 @@ class Walk:
         self.rig.restart()
         self.streams.clear()
         self.restarted |= {record.state for record in before.values()}
-        after = {record.name: record for record in self.rig.jobs.jobs()}
+        after = {record.name: record for record in self.rig.jobs.jobs() if record.live}
         assert set(after) == set(before)
+        assert {record.state for record in self.rig.jobs.jobs() if not record.live} <= OVER
         for name, old in before.items():
             new = after[name]
             assert (new.run.epoch, new.run.present, new.mode) == (old.run.epoch, old.run.present, old.mode)
@@ -289,7 +296,8 @@ class Walk:
             assert rig.answer(number) is not None or number in self.excused
         assert rig.all_free()
         assert rig.jobs.next_deadline() is None
-        assert all(record.state is State.FAILED for record in rig.jobs.jobs())
+        self.ended = {record.state for record in rig.jobs.jobs()}
+        assert self.ended <= OVER
         assert self.on_disk == {}
         revoked = {action.plan.number for action in rig.log if isinstance(action, Revoke)}
         assert revoked
@@ -308,13 +316,16 @@ def test_whatever_happens_every_call_is_answered_once_and_nothing_leaks(seed: in
 
 def test_the_same_with_a_controller_that_dies_at_any_moment() -> None:
     restarted: set[State] = set()
+    states: set[State] = set()
     for seed in range(8):
         walk = Walk(seed, restarts=True)
         for _ in range(1500):
             walk.step()
         walk.finish()
         restarted |= walk.restarted
+        states |= walk.states
     assert restarted == LIVE
+    assert states == set(State) - {State.ABSENT}
 
 
 def test_reports_of_strangers_change_nothing() -> None:

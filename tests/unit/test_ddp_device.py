@@ -3,10 +3,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,10 +22,11 @@ from torch._C._distributed_c10d import HashStore
 from p4reduce.ddp import P4ReduceState, allreduce_hook
 from p4reduce.ddp import ways as ways_module
 from p4reduce.ddp.device import DeviceQuantizer
-from p4reduce.ddp.staging import Arrival
+from p4reduce.ddp.staging import Arrival, CudaDevice
 from p4reduce.quantize import BLOCKS, LaneFormat, Quantizer, block_exponents
 from p4reduce.rounding import Stochastic
 
+ROOT = Path(__file__).resolve().parents[2]
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 FORMATS = [(bits, workers) for bits in (32, 16, 8) for workers in (1, 2, 3, 8) if bits > 8 or workers < 8]
 
@@ -205,6 +210,124 @@ def test_a_copy_that_fails_is_an_error_at_the_optimizer(monkeypatch: pytest.Monk
         assert allreduce_hook(state, bucket).wait().isnan().all()  # type: ignore[arg-type]
         with pytest.raises(RuntimeError, match="illegal memory access"):
             state.check()
+
+
+@pytest.mark.usefixtures("_one_rank")
+def test_a_device_that_takes_no_orders_any_more_leaves_nobody_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dead(SlowDevice):
+        @contextmanager
+        def context(self) -> Iterator[None]:
+            raise RuntimeError("CUDA error: unspecified launch failure")
+            yield
+
+    device = Dead()
+    device.fetched.set()
+    monkeypatch.setattr(ways_module, "device_of", lambda _: device)
+    with P4ReduceState(Halves()) as state:
+        for index in range(2):
+            bucket = Bucket(torch.ones(3, dtype=torch.float16), index, index == 1)
+            with pytest.raises(RuntimeError, match="unspecified launch failure"):
+                allreduce_hook(state, bucket).wait()  # type: ignore[arg-type]
+        with pytest.raises(RuntimeError, match="unspecified launch failure"):
+            state.check()
+
+
+class Streams:
+    """Stands in for torch.cuda where `CudaDevice` uses it: notes what is asked for, and in which order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.present: list[str] = ["backward's"]
+
+    def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        streams, empty = self, torch.empty
+
+        class Event:
+            def synchronize(self) -> None:
+                streams.log.append("waited for")
+
+        class Stream:
+            def __init__(self, device: torch.device) -> None:
+                self.name = "its own"
+
+            def wait_stream(self, other: str) -> None:
+                streams.log.append(f"its own waits for {other}")
+
+            def record_event(self) -> Event:
+                streams.log.append(f"event in {streams.present[-1]}")
+                return Event()
+
+        @contextmanager
+        def stream(one: Stream) -> Iterator[None]:
+            streams.present.append(one.name)
+            yield
+            streams.present.pop()
+
+        def memory(*sizes: int, pin_memory: bool = False, **options: Any) -> torch.Tensor:
+            assert pin_memory
+            return empty(*sizes, **options)
+
+        monkeypatch.setattr(torch.cuda, "Stream", Stream)
+        monkeypatch.setattr(torch.cuda, "stream", stream)
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda _: streams.present[-1])
+        monkeypatch.setattr(torch, "empty", memory)
+
+
+class Watched(torch.Tensor):
+    """A bucket that notes what is done with it."""
+
+    streams: Streams
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.__name__ == "copy_":
+            # Where a half comes back, the copy from the host is the one before, which widened it on the device.
+            on_device = isinstance(args[0], Watched) and args[0].dtype != torch.float32
+            assert on_device or (kwargs or {}).get("non_blocking"), "a copy that waits"
+            cls.streams.log.append(f"copy in {cls.streams.present[-1]}")
+        return super().__torch_function__(func, types, args, kwargs or {})
+
+    def record_stream(self, stream: Any) -> None:
+        self.streams.log.append(f"kept for {stream.name}")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_copies_of_a_cuda_device_are_in_its_own_stream(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The very code for CUDA, in CPU memory: every copy in the device's stream, between what it must come after and
+    before."""
+    streams = Watched.streams = Streams()
+    buffer = torch.full((5,), 3.0, dtype=dtype).as_subclass(Watched)
+    streams.install(monkeypatch)
+    device = CudaDevice(torch.device("cpu"))
+    host = device.memory(5)
+    arrival = device.fetch(buffer, host)
+    assert streams.log == [
+        "its own waits for backward's", "copy in its own", "kept for its own", "event in its own"
+    ]  # fmt: skip
+    arrival()
+    assert streams.log.pop() == "waited for"
+    assert (host.dtype, host.tolist()) == (torch.float32, [3.0] * 5)
+    host.fill_(1.5)
+    streams.log.clear()
+    with device.context():
+        arrival = device.put(host, buffer)
+    assert streams.log == ["copy in its own", "kept for its own", "event in its own"]
+    assert buffer.tolist() == [1.5] * 5
+    arrival()
+    assert streams.log.pop() == "waited for"
+
+
+@pytest.mark.slow
+def test_the_script_for_gpus_runs_without_one(tmp_path: Path) -> None:
+    """On a machine with a GPU nobody should have to mend it first."""
+    command = [sys.executable, str(ROOT / "tools" / "gpu_check.py"), "--device", "cpu", "--json", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "out").read_text())
+    assert found["device"] == "CPU"
+    worst = {name: value for name, value in found.items() if name.endswith("worst gradient against plain DDP")}
+    assert len(worst) == 4
+    assert sum(name.endswith("GB/s") for name in found) == 10
 
 
 @pytest.mark.gpu

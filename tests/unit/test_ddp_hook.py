@@ -7,6 +7,7 @@ scenario in turn and saves what each of them returns. The tests read those resul
 
 from __future__ import annotations
 
+import os
 import pickle
 import subprocess
 import sys
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import fp16_compress_wrapper
 from torch.nn.parallel import DistributedDataParallel
 
@@ -147,6 +149,85 @@ def bfloat16(rank: int) -> Result:
 
 def float16(rank: int) -> Result:
     return compare(rank, steps=2, dtype=torch.float16)
+
+
+class Recomputed(torch.nn.Module):
+    """Activations are computed again, in a backward pass within the backward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Model()
+        self.head = torch.nn.Linear(1, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.utils.checkpoint.checkpoint(self.model, x.requires_grad_(), use_reentrant=True)
+        out: torch.Tensor = self.head(hidden)
+        return out
+
+
+OFF: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], dict[str, Any]]] = {
+    "defaults": (Model, {}, {}),
+    "gradient_as_bucket_view": (Model, {"gradient_as_bucket_view": True}, {}),
+    "static_graph": (Model, {"static_graph": True}, {}),
+    "find_unused_parameters": (Model, {"find_unused_parameters": True}, {"spare": False}),
+    "checkpointed": (Recomputed, {"static_graph": True}, {}),
+}
+
+
+def mode_off(rank: int) -> Result:
+    """In mode off, with a bucket or two under way at any time."""
+    outcome: Result = {}
+    for name, (build, options, call) in OFF.items():
+        torch.manual_seed(4)
+        plain = train(DistributedDataParallel(build(), bucket_cap_mb=SMALL_BUCKETS, **options), rank, 4, **call)
+        with P4ReduceState.from_env(mode="off", timeout=30) as state:
+            torch.manual_seed(4)
+            ddp = DistributedDataParallel(build(), bucket_cap_mb=SMALL_BUCKETS, **options)
+            ddp.register_comm_hook(state, allreduce_hook)
+            outcome[name] = {"plain": plain, "hooked": train(ddp, rank, 4, **call), "stats": state.stats()}
+    return outcome
+
+
+def mode_off_twice(rank: int) -> Result:
+    """Two models in one backward pass, and a rank that runs out of data before the other."""
+
+    def run(models: list[DistributedDataParallel]) -> list[Any]:
+        history = []
+        first, second = models
+        for step in range(3):
+            for one in models:
+                one.zero_grad()
+            x = data(rank, step)
+            (first(x) * second(x + 1)).square().mean().backward()
+            history.append(gradients(first) + gradients(second))
+        with first.join():
+            for step in range(1 + rank):
+                first.zero_grad()
+                first(data(rank, step)).square().mean().backward()
+        # One after join(), in which the hook is called without a backward pass.
+        first.zero_grad()
+        first(data(rank, 7)).square().mean().backward()
+        history.append(gradients(first))
+        return history
+
+    def build() -> list[DistributedDataParallel]:
+        return [DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS) for _ in range(2)]
+
+    plain = run(build())
+    with P4ReduceState(None, mode="off", timeout=30) as one, P4ReduceState(None, mode="off", timeout=30) as two:
+        models = build()
+        for ddp, state in zip(models, (one, two), strict=True):
+            ddp.register_comm_hook(state, allreduce_hook)
+        return {"plain": plain, "hooked": run(models), "stats": one.stats(), "error": one.error or two.error}
+
+
+def mode_off_wrapped(rank: int) -> Result:
+    """A wrapper that does something with the mean once it is there, which must not be before."""
+    plain = train(DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS), rank, 3)
+    with P4ReduceState(None, mode="off", timeout=30) as state:
+        ddp = DistributedDataParallel(Model(), bucket_cap_mb=SMALL_BUCKETS)
+        ddp.register_comm_hook(state, fp16_compress_wrapper(allreduce_hook))
+        return {"plain": plain, "hooked": train(ddp, rank, 3), "stats": state.stats()}
 
 
 def mixed_dtypes(rank: int) -> Result:
@@ -322,8 +403,12 @@ def job_names(rank: int) -> Result:
         return GlooCommunicator()
 
     vars(p4reduce)["connect"] = connect
-    for _ in range(2):
+    for restarts in (None, rank):
+        if restarts is not None:
+            # Two hosts; the second one's torchrun has restarted its worker, and with it the first one's.
+            os.environ.update(TORCHELASTIC_RESTART_COUNT=str(restarts), LOCAL_RANK="0")
         P4ReduceState.from_env(timeout=30).close()
+    del os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["LOCAL_RANK"]
     # The other rank's is made by now, too: closing earlier would break its connections.
     dist.barrier()
     for ring in rings:
@@ -335,6 +420,7 @@ SCENARIOS: dict[str, Callable[[int], Result]] = {
     f.__name__: f
     for f in (
         *(plain_options, bucket_view, static_graph, unused_parameters, float64, bfloat16, float16, mixed_dtypes),
+        *(mode_off, mode_off_twice, mode_off_wrapped),
         *(
             fp16_wrapper,
             float16_overflow,
@@ -457,6 +543,30 @@ def test_a_model_of_two_dtypes_uses_both_ways(ranks: list[dict[str, Any]]) -> No
     assert [(r["stats"]["buckets_switch"], r["stats"]["buckets_plain"]) for r in results] == [(3, 3), (3, 3)]
 
 
+@pytest.mark.parametrize("name", OFF)
+def test_mode_off_gives_the_bits_of_plain_ddp(ranks: list[dict[str, Any]], name: str) -> None:
+    """Two ranks: dividing by two is exact before the sum, as DDP does it, and after."""
+    results = [result[name] for result in both(ranks, "mode_off")]
+    check_equal(results, 0.0)
+    for result in results:
+        counts = {key: value for key, value in result["stats"].items() if key.startswith("buckets")}
+        assert counts.pop("buckets_plain") > 5
+        assert not any(counts.values())
+        assert result["stats"]["reduce_seconds"] >= result["stats"]["wait_seconds"] > 0
+
+
+def test_mode_off_in_two_models_and_after_join(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "mode_off_twice")
+    check_equal(results, 0.0)
+    assert [(result["stats"]["steps"], result["error"]) for result in results] == [(6, None), (6, None)]
+
+
+def test_mode_off_within_a_wrapper(ranks: list[dict[str, Any]]) -> None:
+    results = both(ranks, "mode_off_wrapped")
+    check_equal(results, 2e-3)
+    assert results[0]["stats"]["buckets_plain"] > 3
+
+
 def test_float16_is_summed_without_overflow(ranks: list[dict[str, Any]]) -> None:
     assert [r["gradient"] for r in both(ranks, "float16_overflow")] == [40000.0, 40000.0]
 
@@ -513,6 +623,7 @@ def test_the_ranks_agree_on_a_job_name(ranks: list[dict[str, Any]]) -> None:
     assert len(set(names)) == 2
     assert [call["rank"] for call in first["made"] + second["made"]] == [0, 0, 1, 1]
     assert all(call["world_size"] == WORLD for call in first["made"] + second["made"])
+    assert [call.get("incarnation") for call in first["made"] + second["made"]] == [None, 1] * 2
     assert [call["ring"] for call in first["made"] + second["made"]] == [(0, 2, "cpu")] * 2 + [(1, 2, "cpu")] * 2
 
 

@@ -28,6 +28,7 @@ import p4reduce
 from p4reduce.ddp import DeferredState, P4ReduceState, allreduce_hook, launch, noop_hook
 from p4reduce.ddp import state as state_module
 from p4reduce.ddp.staging import HostDevice, Scratch, arrived
+from p4reduce.ddp.ways import PlainWay
 from p4reduce.errors import ConfigError, JobError, MismatchError, StalledError, UsageError
 
 
@@ -273,6 +274,9 @@ def test_an_error_of_the_call_itself_is_treated_alike() -> None:
 class FailedWork:
     """A collective that has failed."""
 
+    def wait(self) -> None:
+        raise RuntimeError("Connection closed by peer")
+
     def get_future(self) -> torch.futures.Future[Any]:
         future: torch.futures.Future[Any] = torch.futures.Future()
         future.set_exception(RuntimeError("Connection closed by peer"))
@@ -290,7 +294,7 @@ def test_an_error_of_torch_distributed_is_treated_alike(at_once: bool, monkeypat
         ddp = wrapped(state)
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
         with monkeypatch.context() as patch:
-            patch.setattr(dist, "all_reduce", all_reduce)
+            patch.setattr(PlainWay, "_all_reduce", all_reduce)
             backward(ddp)
         assert all(p.grad is not None and p.grad.isnan().all() for p in ddp.parameters())
         with pytest.raises(RuntimeError, match="Connection closed by peer"):
@@ -300,6 +304,17 @@ def test_an_error_of_torch_distributed_is_treated_alike(at_once: bool, monkeypat
         ddp.zero_grad()
         backward(ddp)
     assert all(p.grad is not None and p.grad.isfinite().all() for p in ddp.parameters())
+
+
+def test_a_bucket_outside_of_backward_is_followed_by_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As join() shows them to the hook: there is no end of backward() to wait for."""
+    with P4ReduceState(None, mode="off") as state:
+        assert allreduce_hook(state, FakeBucket(torch.ones(3))).wait().tolist() == [1.0] * 3  # type: ignore[arg-type]
+        monkeypatch.setattr(PlainWay, "_all_reduce", lambda *_: FailedWork())
+        assert allreduce_hook(state, FakeBucket(torch.ones(3))).wait().isnan().all()  # type: ignore[arg-type]
+        assert (state.stats()["buckets_plain"], state.stats()["buckets_failed"]) == (1, 1)
+        with pytest.raises(RuntimeError, match="Connection closed by peer"):
+            state.check()
 
 
 def test_the_first_error_wins() -> None:
@@ -482,6 +497,17 @@ class TestFromEnv:
             P4ReduceState.from_env().close()
             P4ReduceState.from_env().close()
         assert [call["job"] for call in calls] == ["nightly", "nightly-1"] * 2
+
+    def test_restarts_are_those_of_the_host(self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+        """Each host counts once, by its first rank; a number that somebody chose is not touched."""
+        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "2")
+        P4ReduceState.from_env().close()
+        monkeypatch.setenv("LOCAL_RANK", "1")
+        P4ReduceState.from_env().close()
+        P4ReduceState.from_env(incarnation=7).close()
+        monkeypatch.setenv("P4REDUCE_INCARNATION", "5")
+        P4ReduceState.from_env().close()
+        assert [call.get("incarnation") for call in calls] == [2, 0, 7, None]
 
     def test_a_job_name_somebody_chose_is_kept(
         self, calls: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path

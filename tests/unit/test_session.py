@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from helpers import control
 from helpers.control import World
 
 import p4reduce
@@ -29,13 +29,7 @@ from p4reduce.errors import ControllerError, JobError, TransportError, UsageErro
 from p4reduce.proto import controller_pb2 as pb
 
 W5 = wire.profile("w5")
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
+world = control.new_world
 
 
 @pytest.fixture

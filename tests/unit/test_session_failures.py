@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterator
+import time
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
+from helpers import control
 from helpers.control import World
 
 import p4reduce
@@ -29,13 +30,7 @@ from p4reduce.sim.network import Datagram
 from p4reduce.transport.udp import UdpTransport
 
 WAIT = 20
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    yield made
-    made.close()
+world = control.new_world
 
 
 def ones(count: int = 10) -> Any:
@@ -397,7 +392,9 @@ def test_reducing_goes_on_while_the_controller_is_away(world: World, caplog: pyt
 def test_closing_while_the_controller_is_away_neither_hangs_nor_raises(world: World) -> None:
     comms = world.connect(2)
     world.controller.stop()
-    world.each(lambda comm: comm.close(), comms)
+    begin = time.monotonic()
+    world.each(lambda comm: comm.close(0.5), comms)
+    assert time.monotonic() < begin + 5.0
     world.controller.start()
 
 

@@ -3,20 +3,24 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import logging
+import socket
 import threading
-from collections.abc import Iterator
+import time
 from concurrent.futures import Future
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.control import FakeJob, World
+from helpers import control
+from helpers.control import World, arrays, reduce, the_job
 
 import p4reduce
 from p4reduce import constants, wire
 from p4reduce.errors import (
     ConfigError,
+    ControllerError,
     IntegrityError,
     JobError,
     MismatchError,
@@ -33,23 +37,7 @@ from p4reduce.sim.network import Datagram
 from p4reduce.transport.udp import UdpTransport
 
 WAIT = 20
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    made.controller.fence_on_trouble = False
-    yield made
-    made.close()
-
-
-def arrays(seed: int, size: int, count: int = 3000) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    return [np.ldexp(rng.standard_normal(count), rng.integers(-9, 9, count)).astype(np.float32) for _ in range(size)]
-
-
-def reduce(world: World, comms: list[p4reduce.Communicator], given: list[Any], op: Any = "mean") -> list[Any]:
-    return world.each(lambda comm: comm.allreduce(given[comm.rank], op), comms)
+world = control.calm_world
 
 
 def start(comms: list[p4reduce.Communicator], given: list[Any]) -> list[Future[Any]]:
@@ -59,10 +47,6 @@ def start(comms: list[p4reduce.Communicator], given: list[Any]) -> list[Future[A
 def assert_same(found: list[Any], wanted: Any) -> None:
     for one in found:
         np.testing.assert_array_equal(one.view(np.uint32), wanted.view(np.uint32))
-
-
-def the_job(world: World) -> FakeJob:
-    return world.controller.jobs["job"]
 
 
 def deaf(world: World, comm: p4reduce.Communicator) -> threading.Event:
@@ -419,13 +403,20 @@ def test_closing_has_an_end_though_others_never_finish(world: World) -> None:
     assert isinstance(futures[1].exception(WAIT) if futures[1].done() else None, JobError | type(None))
 
 
-def test_a_close_while_the_controller_restarts_still_leaves(world: World) -> None:
-    comms = world.connect(2, ring=True)
+@pytest.mark.parametrize("ring", [True, False])
+def test_a_close_while_the_controller_restarts_still_leaves(
+    world: World, ring: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    comms = world.connect(2, ring=ring)
     reduce(world, comms, arrays(14, 2))
     job = the_job(world)
     port = int(world.controller.address.rpartition(":")[2])
     world.controller.stop()
     closing = [world.pool.submit(comm.close, 10.0) for comm in comms]
+    end = time.monotonic() + WAIT
+    while "is away, waiting for it" not in caplog.text:
+        assert time.monotonic() < end, "nobody has tried to leave"
+        threading.Event().wait(0.01)
     job.streams.clear()
     world.controller.start(port)
     for one in closing:
@@ -491,6 +482,57 @@ def test_a_join_is_repeated_while_the_controller_is_away(world: World) -> None:
     world.opened += [first.result(WAIT), second]
     for result in world.each(lambda comm: comm.allreduce(np.ones(3, np.float32)), world.opened):
         assert (result == 2).all()
+
+
+def test_a_controller_that_restarts_is_waited_for_as_long_as_the_other_ranks(
+    world: World, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It was there, so its address is right: join_timeout counts, not connect_timeout."""
+    port = int(world.controller.address.rpartition(":")[2])
+    first = world.pool.submit(p4reduce.connect, world.controller.address, "job", 0, 2, connect_timeout=0.2)
+    world.controller.wait_for(lambda: 0 in world.controller._waiting.get("job", {}))
+    nonce = world.controller._waiting["job"][0].nonce
+    world.controller.stop()
+    world.controller._waiting.clear()
+    assert not first.cancel()
+    assert not concurrent.futures.wait([first], timeout=1.5).done, "longer than connect_timeout, and pauses"
+    world.controller.start(port)
+    world.controller.wait_for(lambda: 0 in world.controller._waiting.get("job", {}))
+    assert world.controller._waiting["job"][0].nonce == nonce
+    assert 50 < world.controller._waiting["job"][0].wait_seconds < 60, "what is left of join_timeout"
+    second = p4reduce.connect(world.controller.address, "job", 1, 2)
+    world.opened += [first.result(WAIT), second]
+    assert f"controller {world.controller.address} is away, waiting for it, " in caplog.text
+
+
+def test_a_controller_that_stays_away_while_a_rank_joins(world: World) -> None:
+    first = world.pool.submit(
+        p4reduce.connect, world.controller.address, "job", 0, 2, connect_timeout=0.2, join_timeout=1.5
+    )
+    world.controller.wait_for(lambda: 0 in world.controller._waiting.get("job", {}))
+    world.controller.stop()
+    with pytest.raises(ControllerError, match=r"went away while .* within the 1.5 s of join_timeout") as found:
+        first.result(WAIT)
+    assert found.value.code == "UNAVAILABLE"
+    world.controller._waiting.clear()
+    world.controller.start()
+
+
+def test_an_address_where_nobody_ever_answered_is_named_soon() -> None:
+    """Not after join_timeout, which is a minute."""
+    with socket.socket() as closed, socket.socket() as silent:
+        for place in (closed, silent):
+            place.bind(("127.0.0.1", 0))
+        silent.listen()
+        for place, why in ((closed, "Connection refused"), (silent, "timed out")):
+            address = f"127.0.0.1:{place.getsockname()[1]}"
+            begin = time.monotonic()
+            with pytest.raises(
+                ControllerError, match=f"describe: controller {address} not reachable within 1 s"
+            ) as found:
+                p4reduce.connect(address, "job", 0, 2, connect_timeout=1.0)
+            assert why in str(found.value)
+            assert 0.9 < time.monotonic() - begin < 5.0
 
 
 def test_of_several_controllers_the_one_that_acts_is_found() -> None:

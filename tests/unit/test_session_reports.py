@@ -6,12 +6,12 @@ from __future__ import annotations
 import logging
 import threading
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
-from helpers.control import FakeJob, World
+from helpers import control
+from helpers.control import FakeJob, World, arrays, reduce, the_job
 
 import p4reduce
 from p4reduce.errors import (
@@ -20,27 +20,7 @@ from p4reduce.errors import (
 from p4reduce.proto import controller_pb2 as pb
 
 WAIT = 20
-
-
-@pytest.fixture
-def world() -> Iterator[World]:
-    made = World()
-    made.controller.fence_on_trouble = False
-    yield made
-    made.close()
-
-
-def arrays(seed: int, size: int, count: int = 3000) -> list[Any]:
-    rng = np.random.default_rng(seed)
-    return [np.ldexp(rng.standard_normal(count), rng.integers(-9, 9, count)).astype(np.float32) for _ in range(size)]
-
-
-def reduce(world: World, comms: list[p4reduce.Communicator], given: list[Any], op: Any = "mean") -> list[Any]:
-    return world.each(lambda comm: comm.allreduce(given[comm.rank], op), comms)
-
-
-def the_job(world: World) -> FakeJob:
-    return world.controller.jobs["job"]
+world = control.calm_world
 
 
 def test_what_a_join_tells_of_the_ring(world: World) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """p4reduce-switch: the embedded switch as a process.
 
-Exit codes: 0 stopped by SIGTERM or SIGINT, 1 failed while running, 2 could not start.
+Exit codes: 0 stopped by SIGTERM or SIGINT (a second one ends it at once), 1 failed while running, 2 could not start.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from p4reduce.errors import P4ReduceError, SwitchError
+from p4reduce.signals import asked_to_stop
 from p4reduce_bmv2.embedded.numerals import MAX_DEVICE_ID, decimal
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ EXIT_STOPPED = 0
 EXIT_FAILED = 1
 EXIT_NOT_STARTED = 2
 _MAX_DESCRIPTOR = (1 << 31) - 1
+_POLL_SECONDS = 0.5
 
 
 class _Numbered(argparse.Action):
@@ -163,13 +165,13 @@ def _run(arguments: argparse.Namespace) -> int:
         cpu_port=arguments.cpu_port,
         failed=failed,
     )
-    ending = _signals({signal.SIGTERM: stop.set, signal.SIGINT: stop.set})
-    with ending, switch, _signals({signal.SIGUSR1: lambda: _log_counters(switch)}):
+    with asked_to_stop(stop.set), switch, _log_on_request(switch):
         if arguments.json:
             switch.preload(arguments.json, arguments.p4info)
         if arguments.json_ready is not None:
             _announce(switch, arguments.json_ready, arguments.device_id)
-        stop.wait()
+        while not stop.wait(_POLL_SECONDS):
+            pass
         _log_counters(switch)
     code = EXIT_STOPPED
     if failures:
@@ -184,16 +186,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
 
 @contextmanager
-def _signals(wanted: Mapping[signal.Signals, Callable[[], object]]) -> Iterator[None]:
-    """Handle signals while the switch runs, and hand them back afterwards: main() may run inside another program."""
-    previous = {number: signal.getsignal(number) for number in wanted}
+def _log_on_request(switch: EmbeddedSwitch) -> Iterator[None]:
+    """Log the counters at SIGUSR1 while the switch runs."""
+    previous = signal.signal(signal.SIGUSR1, lambda *_: _log_counters(switch))
     try:
-        for number, action in wanted.items():
-            signal.signal(number, lambda *_, action=action: action())
         yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        signal.signal(signal.SIGUSR1, previous)
 
 
 def _announce(switch: EmbeddedSwitch, target: str, device_id: int) -> None:

@@ -6,6 +6,7 @@ It does not refer to the state, so that a state which is dropped without close()
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -55,6 +56,10 @@ class Endings:
             poison(item.buffer)
         self._ledger.completed(item, outcome)
 
+    def give_up(self, item: Item, error: Exception) -> None:
+        """Of a bucket that cannot even be filled with NaN."""
+        self._ledger.fail(error, item.step)
+
     def tell(self, item: Item) -> None:
         """When nothing waits for this thread any more."""
         if item.last and self._on_step is not None:
@@ -88,11 +93,13 @@ class OrderedCompleter:
 def _complete_all(queue: SimpleQueue[tuple[Item, Started, Future] | None], endings: Endings) -> None:
     while (entry := queue.get()) is not None:
         item, reduction, future = entry
-        if reduction.context is None:
-            _complete(item, reduction, future, endings)
-        else:
-            with reduction.context():
+        try:
+            with contextlib.nullcontext() if reduction.context is None else reduction.context():
                 _complete(item, reduction, future, endings)
+        except Exception as error:  # a device that takes no orders any more; backward() must not hang on the future
+            endings.give_up(item, error)
+            if not future.done():
+                future.set_exception(error)  # type: ignore[arg-type]  # torch annotates it with the type of results
         endings.tell(item)
         # A reference kept until the next bucket comes would hold this one's memory.
         del entry, item, reduction, future

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import Final
 
+import numpy as np
 import torch
 
 from p4reduce.quantize import NOT_FINITE, LaneFormat, _scales
@@ -33,6 +34,11 @@ class DeviceQuantizer:
         up, down = _scales(fmt.precision)
         self._up = [torch.from_numpy(table).to(device) for table in (up.first, up.second)]
         self._down = [torch.from_numpy(table).to(device) for table in (down.first, down.second)]
+        # A table, since a device's pow() need not be exact, not even for powers of two.
+        quanta = np.ldexp(1.0, np.maximum(np.arange(256), 1) - 126 - fmt.precision)
+        self._quantum = torch.from_numpy(quanta).to(device)
+        # On the device, since CUDA divides by a number of the host's by multiplying with its reciprocal.
+        self._workers = torch.tensor(float(fmt.workers), dtype=torch.float32).to(device)
 
     def exponents(self, x: torch.Tensor) -> torch.Tensor:
         """This rank's exponent of every block of a float32 vector: uint8, shape (blocks,)."""
@@ -74,7 +80,7 @@ class DeviceQuantizer:
         unsigned = sums.to(torch.int64) & ((1 << self.fmt.lane_bits) - 1)
         out = (unsigned - self.fmt.workers * self.fmt.bias).to(torch.float32)
         out = out * self._down[0][levels] * self._down[1][levels]
-        return out / self.fmt.workers if mean else out
+        return out / self._workers if mean else out
 
     def _levels(self, exponents: torch.Tensor, count: int) -> torch.Tensor:
         """The exponent of each element's block."""
@@ -83,8 +89,7 @@ class DeviceQuantizer:
     def _left(self, x: torch.Tensor, sent: torch.Tensor, levels: torch.Tensor) -> torch.Tensor:
         near = x - sent.to(torch.float32) * self._down[0][levels] * self._down[1][levels]
         # What was rounded to 2^128 is beyond float32, not beyond float64.
-        exponent = levels.clamp(min=1) - 126 - self.fmt.precision
-        far = x.double() - torch.ldexp(sent.double(), exponent)
+        far = x.double() - sent.double() * self._quantum[levels]
         far = torch.where((levels == NOT_FINITE) | ~far.isfinite(), 0.0, far)
         return torch.where(near.isfinite(), near, far.to(torch.float32))
 

@@ -46,6 +46,19 @@ def new_plain_group(process_group: dist.ProcessGroup | None, timeout: float) -> 
     return group
 
 
+def group_of_model(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """The process group itself, for mode "off": the hook's collectives are where DDP's own would be, and as fast.
+
+    A second group would have connections and threads of its own, which nothing else keeps warm.
+    """
+    if not dist.is_initialized():
+        raise UsageError("call torch.distributed.init_process_group() before making a P4ReduceState")
+    group = dist.group.WORLD if process_group is None else process_group
+    if not isinstance(group, dist.ProcessGroup) or dist.get_rank(group) < 0:
+        raise UsageError("this rank is not a member of the process group given to P4ReduceState")
+    return group
+
+
 def join_job(
     group: dist.ProcessGroup,
     process_group: dist.ProcessGroup | None,
@@ -58,6 +71,7 @@ def join_job(
     arguments.setdefault("world_size", dist.get_world_size(group))
     if _job_is_unnamed(arguments):
         arguments["job"] = _shared_job_name(group)
+    _agree_on_incarnation(group, arguments)
     ring: TorchRing | None = None
     if mode in ("auto", "ring"):
         # Up front: once there is trouble it is too late to gather. gloo, since the job's integers are in CPU memory;
@@ -88,6 +102,20 @@ def _job_is_unnamed(arguments: Mapping[str, Any]) -> bool:
     """Whether nobody chose a job name. torchrun's run id is no choice: it may be the word "none"."""
     source = Settings.resolve(arguments).sources["job"]
     return source in ("default", "environment TORCHELASTIC_RUN_ID")
+
+
+def _agree_on_incarnation(group: dist.ProcessGroup, arguments: dict[str, Any]) -> None:
+    """Restarts of all hosts together, where torchrun counts them, and each of its agents for itself: they differ.
+
+    Chosen by somebody, it stays; every rank takes part nevertheless.
+    """
+    settings = Settings.resolve(arguments)
+    counted = settings.sources["incarnation"] == "environment TORCHELASTIC_RESTART_COUNT"
+    first_of_its_host = os.environ.get("LOCAL_RANK", "0") == "0"
+    counts: list[int] = [0] * dist.get_world_size(group)
+    dist.all_gather_object(counts, settings.incarnation if counted and first_of_its_host else 0, group=group)
+    if counted:
+        arguments["incarnation"] = sum(counts)
 
 
 def _shared_job_name(group: dist.ProcessGroup) -> str:

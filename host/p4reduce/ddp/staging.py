@@ -91,8 +91,11 @@ class CudaDevice:
 
     def put(self, host: torch.Tensor, buffer: torch.Tensor) -> Arrival:
         """See Device."""
-        wide = host.to(self._device, non_blocking=True)
-        buffer.detach().copy_(wide)
+        if buffer.dtype == host.dtype:
+            buffer.detach().copy_(host, non_blocking=True)
+        else:
+            # Narrowed on the device: a copy that changes the dtype would do that on the host first, and wait.
+            buffer.detach().copy_(host.to(self._device, non_blocking=True))
         buffer.record_stream(self._stream)
         return self._stream.record_event().synchronize  # type: ignore[no-any-return]
 
@@ -104,6 +107,14 @@ class CudaDevice:
 def device_of(buffer: torch.Tensor) -> Device:
     """A device for buckets like this one."""
     return CudaDevice(buffer.device) if buffer.is_cuda else HostDevice()
+
+
+def present_stream(buffer: torch.Tensor) -> Callable[[], AbstractContextManager[Any]] | None:
+    """What brings another thread to the stream that is current here and now; None where there are no streams."""
+    if not buffer.is_cuda:
+        return None
+    stream = torch.cuda.current_stream(buffer.device)
+    return lambda: torch.cuda.stream(stream)
 
 
 class Scratch:

@@ -18,12 +18,13 @@ from torch._C._distributed_c10d import GradBucket
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from p4reduce.ddp.completer import Endings, Future, OrderedCompleter, Started
-from p4reduce.ddp.launch import Mode, join_job, new_plain_group, resolve_mode
+from p4reduce.ddp.launch import Mode, group_of_model, join_job, new_plain_group, resolve_mode
 from p4reduce.ddp.ledger import Item, Ledger, Outcome
 from p4reduce.ddp.numbers import HookSettings, Numbers, Rounding
 from p4reduce.ddp.report import Reporter
 from p4reduce.ddp.residuals import restore
 from p4reduce.ddp.rules import rule_for, size_of
+from p4reduce.ddp.staging import present_stream
 from p4reduce.ddp.trace import Trace
 from p4reduce.ddp.ways import JobWay, PlainWay, SumsBuckets
 from p4reduce.errors import UsageError
@@ -33,6 +34,7 @@ logger = logging.getLogger("p4reduce.ddp")
 DEFAULT_TIMEOUT = 300.0
 """Seconds until a bucket counts as lost: the last net. The job's own deadline is shorter and names who is missing."""
 _STATE_VERSION = 1
+_PLAIN = Outcome("plain")
 _NO_HOOK = (
     "a copy of a DistributedDataParallel model has no communication hook, although it lists one: it trains with plain "
     "allreduce until register_comm_hook is called on it, with a P4ReduceState of its own"
@@ -44,9 +46,10 @@ class P4ReduceState:
 
     float32, float16 and bfloat16 buckets go to the job: through the switch, or, where that fails, over
     torch.distributed from the same integers, to the same bits. Every other bucket, every bucket in mode "off", and
-    every bucket of a group whose size is not that of the job, is summed by torch.distributed as it is, in a group of
-    its own, or refused. `p4reduce.ddp.rules.RULES` says which; nothing but dtype, layout and device decides, so all
-    ranks decide alike. Every way gives the mean, taken after the sum.
+    every bucket of a group whose size is not that of the job, is summed by torch.distributed as it is, or refused.
+    That happens in a group of the state's own; in mode "off" in the model's, as without a hook, with its timeout.
+    `p4reduce.ddp.rules.RULES` says which way a bucket goes; nothing but dtype, layout and device decides, so all ranks
+    decide alike. Every way gives the mean, taken after the sum.
 
     Args:
         comm: where the job's buckets go. None only in mode "off".
@@ -85,11 +88,12 @@ class P4ReduceState:
         if mode != "off" and comm is None:
             raise UsageError("P4ReduceState needs a communicator unless its mode is 'off'")
         numbers = Numbers(lane_bits, rounding, error_feedback, exact_steps, seed)
-        group = new_plain_group(process_group, timeout)
+        group = group_of_model(process_group) if mode == "off" else new_plain_group(process_group, timeout)
         try:
             self._set_up(comm, group, mode, timeout, own_comm, numbers, log_every, trace)
         except BaseException:
-            dist.destroy_process_group(group)
+            if mode != "off":
+                dist.destroy_process_group(group)
             raise
 
     def _set_up(
@@ -110,7 +114,7 @@ class P4ReduceState:
         self.world_size = dist.get_world_size(group)
         self._comm = comm
         self._own_comm = own_comm
-        self._plain = PlainWay(group)
+        self._plain = PlainWay(group, owned=mode != "off")
         fits = comm is not None and comm.world_size == self.world_size
         self._job = JobWay(comm, numbers, timeout) if mode != "off" and comm is not None and fits else None
         if mode != "off" and comm is not None and not fits:
@@ -166,7 +170,7 @@ class P4ReduceState:
                 **{"exact_steps": exact_steps, "seed": seed, "log_every": log_every, "trace": trace},
             }
         )
-        group = new_plain_group(process_group, timeout)
+        group = group_of_model(process_group) if chosen == "off" else new_plain_group(process_group, timeout)
         comm: SumsBuckets | None = None
         try:
             if chosen != "off":
@@ -179,7 +183,8 @@ class P4ReduceState:
         except BaseException:
             if comm is not None:
                 comm.close()
-            dist.destroy_process_group(group)
+            if chosen != "off":
+                dist.destroy_process_group(group)
             raise
         return state
 
@@ -200,7 +205,7 @@ class P4ReduceState:
         item = Item(buffer, step, bucket.index(), last, size_of(buffer), started, started)
         way = rule_for(buffer).way
         if way == "refused":
-            future = self._complete(item, _raiser(UsageError(_refusal(buffer))))
+            future = self._complete(item, _raiser(UsageError(_refusal(buffer)), buffer))
         elif way == "job" and self._job is not None:
             future = self._to_job(self._job, bucket, item)
         else:
@@ -214,20 +219,21 @@ class P4ReduceState:
         try:
             reduction = job.start(bucket, item.buffer, item.step, item.index)
         except Exception as error:  # raised out of a hook it would leave DDP unusable
-            reduction = _raiser(error)
+            reduction = _raiser(error, item.buffer)
         return self._complete(item, reduction)
 
     def _to_torch(self, item: Item) -> Future:
         endings = self._endings
 
         def on_end(error: Exception | None) -> None:
-            endings.note(item, Outcome("plain") if error is None else None, error)
-            endings.tell(item)
+            endings.note(item, _PLAIN if error is None else None, error)
+            if item.last:
+                endings.tell(item)
 
         try:
             return self._plain.start(item.buffer, on_end)
         except Exception as error:  # raised out of a hook it would leave DDP unusable
-            return self._complete(item, _raiser(error))
+            return self._complete(item, _raiser(error, item.buffer))
 
     def _complete(self, item: Item, reduction: Started) -> Future:
         device = item.buffer.device
@@ -257,8 +263,9 @@ class P4ReduceState:
         elements whose mean did not fit float16 or bfloat16. steps: backward passes, those before a checkpoint included.
 
         Seconds: submit_seconds inside the hook; reduce_seconds from submission to result, summed over buckets that
-        overlap; wait_seconds from the submission of a pass's last bucket to its result, which is what the reduction
-        adds to backward(); quantize_, wire_ and dequantize_seconds of the job's own thread, beside the training.
+        overlap (of plain buckets in CPU memory: to the end of backward()); wait_seconds from the submission of a pass's
+        last bucket to its result, which is what the reduction adds to backward(); quantize_, wire_ and
+        dequantize_seconds of the job's own thread, beside the training.
 
         error; comm: what the communicator counts.
         """
@@ -364,11 +371,11 @@ def _refusal(buffer: torch.Tensor) -> str:
     )
 
 
-def _raiser(error: Exception) -> Started:
+def _raiser(error: Exception, buffer: torch.Tensor) -> Started:
     def wait() -> Outcome:
         raise error
 
-    return Started(wait)
+    return Started(wait, present_stream(buffer))
 
 
 def _raise_before_step(ledger: Ledger) -> Callable[..., None]:

@@ -23,6 +23,11 @@ from p4reduce.ddp.staging import Arrival, Device, Scratch, arrived, device_of
 from p4reduce.errors import StalledError, UsageError
 from p4reduce.quantize import BLOCKS, LaneFormat
 
+_present_node: Callable[[], Any] = getattr(torch._C, "_current_autograd_node", lambda: None)
+"""What backward() computes in this thread, or None: outside of it, where join() and unused parameters take buckets, and
+when it is at its end, as in the first pass of a static graph. Older versions of torch do not say."""
+_ENGINE: Any = torch.autograd.Variable._execution_engine
+
 
 class SumsBuckets(Protocol):
     """The part of `p4reduce.Communicator` the hook needs."""
@@ -199,43 +204,58 @@ class JobWay:
 
 
 class PlainWay:
-    """Buckets to torch.distributed, in a group of their own, without quantization."""
+    """Buckets to torch.distributed, without quantization."""
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        """The group's timeout is that of a bucket."""
+    def __init__(self, group: dist.ProcessGroup, owned: bool = True) -> None:
+        """The group's timeout is that of a bucket. `owned`: close() destroys it."""
+        self._owned = owned
         self._group: dist.ProcessGroup | None = group
         self._world_size = dist.get_world_size(group)
+        self._options = dist.AllreduceOptions()  # a sum
+        if hasattr(self._options, "asyncOp"):  # not in older versions of torch
+            self._options.asyncOp = True
 
     def start(self, buffer: torch.Tensor, on_end: Callable[[Exception | None], None]) -> torch.futures.Future[Any]:
         """Start the mean of a bucket, in place. The future gets the buffer in any case, after `on_end`.
 
-        The collective starts here, in the order of the hook calls, which is the same on all ranks. What follows it
-        happens in a thread of torch.distributed's, without a change of threads: beside plain DDP that is most of what
-        a hook costs. `on_end` gets the error, if there is one; the buffer may hold anything then.
+        The collective starts here, in the order of the hook calls, which is the same on all ranks. What follows it in
+        CPU memory is done by the thread of backward() when it has nothing else to do: other threads, and their turns
+        with the interpreter's lock, are most of what a hook costs beside plain DDP. `on_end` gets the error, if there
+        is one; the buffer may hold anything then.
         """
         total = buffer.float() if buffer.dtype == torch.float16 else buffer
-        work = dist.all_reduce(total, group=self._group, async_op=True)
-        if work is None:
-            raise UsageError("this rank is not a member of the process group of its P4ReduceState")
-        world_size = self._world_size
+        work, world_size = self._all_reduce(total), self._world_size
 
-        def finish(done: torch.futures.Future[Any]) -> torch.Tensor:
+        def finish(wait: Callable[[], object]) -> torch.Tensor:
+            trouble = None
             try:
-                done.value()
+                wait()
                 total.div_(world_size)
                 if total is not buffer:
                     buffer.copy_(total)
-            except Exception as error:  # raised from here it would lose its type, and reach backward()
-                on_end(error)
-            else:
-                on_end(None)
+            except Exception as error:  # raised from here it would lose its type, or reach backward()
+                trouble = error
+            on_end(trouble)
             return buffer
 
-        future: torch.futures.Future[Any] = work.get_future().then(finish)
+        if buffer.is_cuda or _present_node() is None:
+            followed: torch.futures.Future[Any] = work.get_future().then(lambda done: finish(done.value))
+            return followed
+        future: torch.futures.Future[Any] = torch.futures.Future()
+        # The engine calls in the order of asking, and DDP asks for its own call after the hook of the last bucket.
+        _ENGINE.queue_callback(lambda: future.set_result(finish(work.wait)))
         return future
 
+    def _all_reduce(self, total: torch.Tensor) -> dist.Work:
+        """As dist.all_reduce(), which in one bucket after the other looks anew at what cannot change."""
+        if self._group is None:
+            raise UsageError("this P4ReduceState is closed")
+        if total.is_complex():
+            total = torch.view_as_real(total)
+        return self._group.allreduce([total], self._options)
+
     def close(self) -> None:
-        """Destroy the group."""
-        if self._group is not None and dist.is_initialized():
+        """Destroy the group, if it was made for this."""
+        if self._owned and self._group is not None and dist.is_initialized():
             dist.destroy_process_group(self._group)
         self._group = None

@@ -355,7 +355,7 @@ class StatusReply(_message.Message):
     def __init__(self, switch: _Optional[_Union[SwitchStatus, _Mapping]] = ..., jobs: _Optional[_Iterable[_Union[JobStatus, _Mapping]]] = ..., server_version: _Optional[str] = ..., uptime_seconds: _Optional[float] = ...) -> None: ...
 
 class SwitchStatus(_message.Message):
-    __slots__ = ("address", "device_id", "connected", "primary", "profile", "slots", "name", "drained", "trouble", "connected_seconds")
+    __slots__ = ("address", "device_id", "connected", "primary", "profile", "slots", "name", "drained", "trouble", "connected_seconds", "guarded", "refused")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_ID_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_FIELD_NUMBER: _ClassVar[int]
@@ -366,6 +366,8 @@ class SwitchStatus(_message.Message):
     DRAINED_FIELD_NUMBER: _ClassVar[int]
     TROUBLE_FIELD_NUMBER: _ClassVar[int]
     CONNECTED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    GUARDED_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
     address: str
     device_id: int
     connected: bool
@@ -376,10 +378,12 @@ class SwitchStatus(_message.Message):
     drained: bool
     trouble: str
     connected_seconds: float
-    def __init__(self, address: _Optional[str] = ..., device_id: _Optional[int] = ..., connected: bool = ..., primary: bool = ..., profile: _Optional[str] = ..., slots: _Optional[int] = ..., name: _Optional[str] = ..., drained: bool = ..., trouble: _Optional[str] = ..., connected_seconds: _Optional[float] = ...) -> None: ...
+    guarded: int
+    refused: int
+    def __init__(self, address: _Optional[str] = ..., device_id: _Optional[int] = ..., connected: bool = ..., primary: bool = ..., profile: _Optional[str] = ..., slots: _Optional[int] = ..., name: _Optional[str] = ..., drained: bool = ..., trouble: _Optional[str] = ..., connected_seconds: _Optional[float] = ..., guarded: _Optional[int] = ..., refused: _Optional[int] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "state", "epoch", "world_size", "incarnation", "pool_base", "pool_size", "workers", "reason", "counters", "mode", "path", "present", "ring", "path_reason", "policy", "or_slots", "add_slots", "fallbacks", "promotions")
+    __slots__ = ("job", "state", "epoch", "world_size", "incarnation", "pool_base", "pool_size", "workers", "reason", "counters", "mode", "path", "present", "ring", "path_reason", "policy", "or_slots", "add_slots", "fallbacks", "promotions", "over_seconds")
     class CountersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -414,6 +418,7 @@ class JobStatus(_message.Message):
     ADD_SLOTS_FIELD_NUMBER: _ClassVar[int]
     FALLBACKS_FIELD_NUMBER: _ClassVar[int]
     PROMOTIONS_FIELD_NUMBER: _ClassVar[int]
+    OVER_SECONDS_FIELD_NUMBER: _ClassVar[int]
     job: str
     state: str
     epoch: int
@@ -434,7 +439,8 @@ class JobStatus(_message.Message):
     add_slots: int
     fallbacks: _containers.ScalarMap[str, int]
     promotions: int
-    def __init__(self, job: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., incarnation: _Optional[int] = ..., pool_base: _Optional[int] = ..., pool_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., reason: _Optional[str] = ..., counters: _Optional[_Mapping[str, int]] = ..., mode: _Optional[str] = ..., path: _Optional[_Union[Path, str]] = ..., present: _Optional[int] = ..., ring: bool = ..., path_reason: _Optional[str] = ..., policy: _Optional[_Union[RetransmissionPolicy, _Mapping]] = ..., or_slots: _Optional[int] = ..., add_slots: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., promotions: _Optional[int] = ...) -> None: ...
+    over_seconds: float
+    def __init__(self, job: _Optional[str] = ..., state: _Optional[str] = ..., epoch: _Optional[int] = ..., world_size: _Optional[int] = ..., incarnation: _Optional[int] = ..., pool_base: _Optional[int] = ..., pool_size: _Optional[int] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., reason: _Optional[str] = ..., counters: _Optional[_Mapping[str, int]] = ..., mode: _Optional[str] = ..., path: _Optional[_Union[Path, str]] = ..., present: _Optional[int] = ..., ring: bool = ..., path_reason: _Optional[str] = ..., policy: _Optional[_Union[RetransmissionPolicy, _Mapping]] = ..., or_slots: _Optional[int] = ..., add_slots: _Optional[int] = ..., fallbacks: _Optional[_Mapping[str, int]] = ..., promotions: _Optional[int] = ..., over_seconds: _Optional[float] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("member", "state", "submitted", "completed", "silent_seconds", "rtt_seconds", "counters")

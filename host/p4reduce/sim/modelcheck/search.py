@@ -30,6 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+from p4reduce.sim.modelcheck.batches import check_batches
 from p4reduce.sim.modelcheck.bounds import Bounds
 from p4reduce.sim.modelcheck.frames import NAMES, Frames
 from p4reduce.sim.modelcheck.switches import Switches, SwitchState
@@ -51,6 +52,8 @@ class Report:
 
     bounds: Bounds
     states: int = 0
+    unfolded: int = 0
+    """States that these stand for when ranks are exchanged, in a search through classes of states."""
     transitions: int = 0
     """Steps that lead to another state."""
     depth: int = 0
@@ -136,7 +139,7 @@ class Checker:
                 self._drain_all()
                 self._check_forgotten()
                 if self._batches:
-                    self._check_batches()
+                    report.batches = check_batches(self._workers, self.frames)
                 self._switches.check_stray()
         except _Fault as fault:
             self._explain(fault.violation, fault.node, fault.action, fault.after)
@@ -333,42 +336,6 @@ class Checker:
                     self.report.forgotten += state.epoch
                     if state.epoch == 1 and self._workers.step(answer.rank, place, number) != place:
                         raise Violation(UNSOUND, f"{self.frames.name(answer)} is not ignored")
-
-    def _check_batches(self) -> None:
-        """Two frames in one batch do what they do one after the other, in every state that either of them changes.
-
-        A nack may take its turn after a result that came behind it: a core takes the results of a batch first. When
-        it gives up then, it has not sent what it would have sent in between.
-        """
-        for rank, states in enumerate(list(self._workers.states)):
-            answers = list(_places(self._mask(rank)))
-            for place, state in enumerate(list(states)):
-                moving = [frame for frame in answers if self._workers.step(rank, place, frame) != place]
-                for first in moving:
-                    for second in moving:
-                        self._check_batch(rank, place, state.sent, first, second)
-
-    def _check_batch(self, rank: int, place: int, sent: tuple[int, ...], first: int, second: int) -> None:
-        live = self._workers.branch(rank, place)
-        pair = [self.frames.down[frame] for frame in (first, second)]
-        try:
-            out = {self.frames.sent(rank, data) for data in live.receive(frame.data for frame in pair)}
-        except Violation as violation:
-            names = " and ".join(self.frames.name(frame) for frame in pair)
-            raise Violation(violation.kind, f"{names} in one batch: {violation}") from None
-        epoch = self._workers.states[rank][place].epoch
-        self.report.batches += 1
-        apart = {
-            self._workers.step(rank, self._workers.step(rank, place, one), other)
-            for one, other in ((first, second), (second, first))
-        }
-        if live.core.error is not None:
-            ends = [self._workers.states[rank][end] for end in apart]
-            same = any(end.error == type(live.core.error).__name__ and {*sent, *out} <= {*end.sent} for end in ends)
-        else:
-            same = self._workers.number(rank, epoch, live, {*sent, *out}) in apart
-        if not same:
-            raise Violation(UNSOUND, "two frames in one batch do something else than one after the other")
 
     # Reporting -------------------------------------------------------------------------------------------------
 
