@@ -35,7 +35,7 @@ gen: $(GEN_VENV)/ready
 bench: $(VENV)/ready
 	$(BIN)/python tools/bench.py
 
-# Explores every order of events for small jobs on the compiled program; some minutes.
+# Explores every order of events for small jobs on the compiled program; a quarter of an hour.
 modelcheck: $(VENV)/ready
 	$(BIN)/python tools/modelcheck.py
 
