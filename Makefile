@@ -43,7 +43,7 @@ modelcheck: $(VENV)/ready
 rounds: $(VENV)/ready
 	$(BIN)/python tools/campaign_sim.py
 
-# Whole systems in virtual time, while controllers crash, switches restart and paths change; half an hour.
+# Whole systems in virtual time, while controllers crash, switches restart and paths change; some minutes.
 storms: $(VENV)/ready
 	$(BIN)/python tools/cut_world.py
 

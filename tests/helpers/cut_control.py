@@ -34,7 +34,7 @@ from p4reduce_controller.model import (
     TellFence,
 )
 from p4reduce_controller.pools import Pools
-from p4reduce_controller.states import State
+from p4reduce_controller.states import OVER
 
 if TYPE_CHECKING:
     from helpers.cut_rank import CutRank
@@ -393,4 +393,4 @@ class Control:
         return self.alive and not any(view.job for view in self.jobs.pools()) and not self.live()
 
     def live(self) -> list[str]:
-        return [job.name for job in self.jobs.jobs() if job.state is not State.FAILED]
+        return [job.name for job in self.jobs.jobs() if job.state not in OVER]

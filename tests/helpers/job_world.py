@@ -36,7 +36,7 @@ from p4reduce_controller.model import (
     TellPolicy,
     TellReport,
 )
-from p4reduce_controller.states import State
+from p4reduce_controller.states import OVER, State
 
 STEP = 0.05
 REPORT_SECONDS = 0.5
@@ -530,5 +530,5 @@ class World:
                 assert saved["order"]["number"] == record.run.order.number
             if record.state is State.RING:
                 assert record.path_reason
-            if record.state is State.FAILED:
+            if record.state in OVER:
                 assert record.reason
