@@ -7,6 +7,7 @@ scenario in turn and saves what each of them returns. The tests read those resul
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import subprocess
@@ -143,6 +144,18 @@ def float64(rank: int) -> Result:
     return compare(rank, dtype=torch.float64)
 
 
+def float64_nested(rank: int) -> Result:
+    """Buckets that are no job's in a backward pass within the backward pass."""
+    build = functools.partial(Recomputed, torch.float64)
+    torch.manual_seed(4)
+    plain = train(DistributedDataParallel(build(), bucket_cap_mb=1e-5), rank, 3, torch.float64)
+    with P4ReduceState(GlooCommunicator(), own_comm=True, timeout=30) as state:
+        torch.manual_seed(4)
+        ddp = DistributedDataParallel(build(), bucket_cap_mb=1e-5)
+        ddp.register_comm_hook(state, allreduce_hook)
+        return {"plain": plain, "hooked": train(ddp, rank, 3, torch.float64), "stats": state.stats()}
+
+
 def bfloat16(rank: int) -> Result:
     return compare(rank, steps=2, dtype=torch.bfloat16)
 
@@ -154,10 +167,10 @@ def float16(rank: int) -> Result:
 class Recomputed(torch.nn.Module):
     """Activations are computed again, in a backward pass within the backward pass."""
 
-    def __init__(self) -> None:
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        self.model = Model()
-        self.head = torch.nn.Linear(1, 1)
+        self.model = Model(dtype)
+        self.head = torch.nn.Linear(1, 1).to(dtype)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = torch.utils.checkpoint.checkpoint(self.model, x.requires_grad_(), use_reentrant=True)
@@ -171,6 +184,8 @@ OFF: dict[str, tuple[Callable[[], torch.nn.Module], dict[str, Any], dict[str, An
     "static_graph": (Model, {"static_graph": True}, {}),
     "find_unused_parameters": (Model, {"find_unused_parameters": True}, {"spare": False}),
     "checkpointed": (Recomputed, {"static_graph": True}, {}),
+    # The head's bucket is of the outer backward pass, the last one of the inner.
+    "nested": (Recomputed, {"bucket_cap_mb": 1e-5}, {}),
 }
 
 
@@ -179,10 +194,10 @@ def mode_off(rank: int) -> Result:
     outcome: Result = {}
     for name, (build, options, call) in OFF.items():
         torch.manual_seed(4)
-        plain = train(DistributedDataParallel(build(), bucket_cap_mb=SMALL_BUCKETS, **options), rank, 4, **call)
+        plain = train(DistributedDataParallel(build(), **{"bucket_cap_mb": SMALL_BUCKETS} | options), rank, 4, **call)
         with P4ReduceState.from_env(mode="off", timeout=30) as state:
             torch.manual_seed(4)
-            ddp = DistributedDataParallel(build(), bucket_cap_mb=SMALL_BUCKETS, **options)
+            ddp = DistributedDataParallel(build(), **{"bucket_cap_mb": SMALL_BUCKETS} | options)
             ddp.register_comm_hook(state, allreduce_hook)
             outcome[name] = {"plain": plain, "hooked": train(ddp, rank, 4, **call), "stats": state.stats()}
     return outcome
@@ -420,6 +435,7 @@ SCENARIOS: dict[str, Callable[[int], Result]] = {
     f.__name__: f
     for f in (
         *(plain_options, bucket_view, static_graph, unused_parameters, float64, bfloat16, float16, mixed_dtypes),
+        float64_nested,
         *(mode_off, mode_off_twice, mode_off_wrapped),
         *(
             fp16_wrapper,
@@ -529,8 +545,9 @@ def test_half_precision_goes_to_the_job(ranks: list[dict[str, Any]], name: str, 
         assert result["stats"]["overflows"] == 0
 
 
-def test_float64_is_summed_as_it_is(ranks: list[dict[str, Any]]) -> None:
-    results = both(ranks, "float64")
+@pytest.mark.parametrize("name", ["float64", "float64_nested"])
+def test_float64_is_summed_as_it_is(ranks: list[dict[str, Any]], name: str) -> None:
+    results = both(ranks, name)
     check_equal(results, 1e-12)
     for result in results:
         assert result["stats"]["buckets_switch"] == 0

@@ -230,9 +230,9 @@ class WorkerCore:
         return self._ledger.kept_bytes
 
     @property
-    def in_flight(self) -> tuple[int, int]:
-        """Chunks of data that have no result yet, and how many may be so at once."""
-        return self._add.outstanding, self._add.window
+    def in_flight(self) -> tuple[int, int, int]:
+        """Chunks of data that have no result yet, those that have not been sent, and how many may be under way."""
+        return self._add.outstanding, self._add.unsent, self._add.window
 
     @property
     def error(self) -> JobError | None:

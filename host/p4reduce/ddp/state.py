@@ -210,6 +210,8 @@ class P4ReduceState:
             future = self._to_job(self._job, bucket, item)
         else:
             future = self._to_torch(item)
+        if last:
+            self._plain.end_pass()
         item.submitted = time.perf_counter()
         self._ledger.submit_seconds += item.submitted - started
         return future
@@ -231,7 +233,7 @@ class P4ReduceState:
                 endings.tell(item)
 
         try:
-            return self._plain.start(item.buffer, on_end)
+            return self._plain.start(item.buffer, on_end, inline=self._job is None)
         except Exception as error:  # raised out of a hook it would leave DDP unusable
             return self._complete(item, _raiser(error, item.buffer))
 

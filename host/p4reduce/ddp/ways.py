@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -211,17 +212,21 @@ class PlainWay:
         self._owned = owned
         self._group: dist.ProcessGroup | None = group
         self._world_size = dist.get_world_size(group)
+        self._unfinished: deque[Callable[[], object]] = deque()
         self._options = dist.AllreduceOptions()  # a sum
         if hasattr(self._options, "asyncOp"):  # not in older versions of torch
             self._options.asyncOp = True
 
-    def start(self, buffer: torch.Tensor, on_end: Callable[[Exception | None], None]) -> torch.futures.Future[Any]:
+    def start(
+        self, buffer: torch.Tensor, on_end: Callable[[Exception | None], None], *, inline: bool = False
+    ) -> torch.futures.Future[Any]:
         """Start the mean of a bucket, in place. The future gets the buffer in any case, after `on_end`.
 
-        The collective starts here, in the order of the hook calls, which is the same on all ranks. What follows it in
-        CPU memory is done by the thread of backward() when it has nothing else to do: other threads, and their turns
-        with the interpreter's lock, are most of what a hook costs beside plain DDP. `on_end` gets the error, if there
-        is one; the buffer may hold anything then.
+        The collective starts here, in the order of the hook calls, which is the same on all ranks. What follows it is
+        done in a thread of torch.distributed's; `inline` and in CPU memory, by the thread of backward() when it has
+        nothing else to do: other threads, and their turns with the interpreter's lock, are most of what a hook costs
+        beside plain DDP. Then `end_pass` must be called. `on_end` gets the error, if there is one;
+        the buffer may hold anything then.
         """
         total = buffer.float() if buffer.dtype == torch.float16 else buffer
         work, world_size = self._all_reduce(total), self._world_size
@@ -238,13 +243,27 @@ class PlainWay:
             on_end(trouble)
             return buffer
 
-        if buffer.is_cuda or _present_node() is None:
+        if not inline or buffer.is_cuda or _present_node() is None:
             followed: torch.futures.Future[Any] = work.get_future().then(lambda done: finish(done.value))
             return followed
         future: torch.futures.Future[Any] = torch.futures.Future()
+        self._unfinished.append(lambda: future.set_result(finish(work.wait)))
         # The engine calls in the order of asking, and DDP asks for its own call after the hook of the last bucket.
-        _ENGINE.queue_callback(lambda: future.set_result(finish(work.wait)))
+        _ENGINE.queue_callback(self._finish_all)
         return future
+
+    def end_pass(self) -> None:
+        """Have everything finished before DDP waits for it: to be called in the hook of the last bucket."""
+        if self._unfinished and _present_node() is not None:
+            _ENGINE.queue_callback(self._finish_all)
+        else:
+            self._finish_all()
+
+    def _finish_all(self) -> None:
+        # All, and not one each: with reentrant checkpoints a backward() runs inside another, each with calls of its
+        # own, and the last bucket may be in the inner one while others are in the outer.
+        while self._unfinished:
+            self._unfinished.popleft()()
 
     def _all_reduce(self, total: torch.Tensor) -> dist.Work:
         """As dist.all_reduce(), which in one bucket after the other looks anew at what cannot change."""
