@@ -129,10 +129,16 @@ def recall_end(record: Mapping[str, Any]) -> tuple[Job, int, Fence]:
             raise MemoError(f"version {record['version']!r}, state {state.name} or epoch {epoch} cannot be")
         ranks = tuple(_number(rank) for rank in record["ranks"])
         fence = Fence(Reason[record["reason"]], str(record["message"]), ranks, _number(record["bucket"]))
+        world, incarnation = _number(record["world_size"]), _number(record["incarnation"])
+        # What goes into a status reply must fit it: one record must not keep all others from being shown.
+        fits = 1 <= world <= constants.MAX_WORKERS and not incarnation >> 32 and record["mode"] in MODES
+        if not fits or any(rank >= constants.MAX_WORKERS for rank in ranks):
+            raise MemoError(f"world size {world}, incarnation {incarnation}, mode or ranks cannot be")
+        fence.message.encode()
         job = Job(
             record["job"],
-            _number(record["world_size"]),
-            _number(record["incarnation"]),
+            world,
+            incarnation,
             state,
             reason=fence.message,
             mode=str(record["mode"]),

@@ -183,7 +183,11 @@ class Runs(Promotion):
         completed = min(worker.completed for worker in gone)
         last = f"when the ranks were last heard, {completed} of {handed_in} buckets were complete"
         if completed >= handed_in:
-            last = f"all {handed_in} buckets that the ranks had handed in were complete"
+            last = f"when the ranks were last heard, all {handed_in} buckets that they had handed in were complete"
+        if not handed_in:
+            last = (
+                "the ranks had handed in nothing when they were last heard; whether the job had finished is not known"
+            )
         return f"its ranks went away without leaving, while the controller was stopped; {last}"
 
     def _supersede(self, job: Job, signal: Signal) -> State:

@@ -200,10 +200,6 @@ class SqliteStore:
             undo.callback(_take_lock(self._path).close)
             self._connection = self._open()
             undo.callback(self._connection.close)
-            # A damaged record is refused now, not when a job has been half restored.
-            self.records()
-            self.ends()
-            self.flags()
             self._undo = undo.pop_all()
 
     def _open(self) -> sqlite3.Connection:
@@ -220,6 +216,9 @@ class SqliteStore:
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("BEGIN EXCLUSIVE")
             _migrate(connection, version)
+            # A damaged record is refused now, not when a job has been half restored, and the file is left as it was.
+            self._connection = connection
+            self._check_contents()
             connection.execute("COMMIT")
         except (OSError, sqlite3.Error, ConfigError) as error:
             if connection is not None:
@@ -231,6 +230,15 @@ class SqliteStore:
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise kind(f"{self._path}: cannot use the state file: {reason}{hint}") from None
         return connection
+
+    def _check_contents(self) -> None:
+        """ConfigError when something in the file cannot be read."""
+        try:
+            self.records()
+            self.ends()
+            self.flags()
+        except StoreError as error:
+            raise self._damaged(str(error).removeprefix(f"{self._path}: ")) from None
 
     def _recognise(self, connection: sqlite3.Connection) -> int:
         """The schema version of a file that may be used; 0 for an empty one."""
@@ -319,8 +327,9 @@ class SqliteStore:
                 "INSERT OR REPLACE INTO ends VALUES (?, ?, ?, 1, ?)", (end["epoch"], name, now, text)
             )
             self._connection.execute(
+                # By when they ended: a job that ran for long has an old epoch.
                 "DELETE FROM ends WHERE at < ? OR "
-                "epoch <= (SELECT epoch FROM ends ORDER BY epoch DESC LIMIT 1 OFFSET ?)",
+                "epoch NOT IN (SELECT epoch FROM ends ORDER BY at DESC, epoch DESC LIMIT ?)",
                 (now - END_SECONDS, MAX_ENDS),
             )
 
@@ -332,7 +341,7 @@ class SqliteStore:
         now = self._clock()
         with self._guard():
             rows = self._connection.execute(
-                "SELECT name, at, shown, record FROM ends WHERE at >= ? ORDER BY epoch DESC LIMIT ?",
+                "SELECT name, at, shown, record FROM ends WHERE at >= ? ORDER BY at DESC, epoch DESC LIMIT ?",
                 (now - END_SECONDS, MAX_ENDS),
             ).fetchall()
         found = []
@@ -375,7 +384,7 @@ class SqliteStore:
     def _decode(self, what: str, text: object) -> Any:
         try:
             return json.loads(text) if isinstance(text, str) else self._raise_no_text()
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise self._damaged(f"{what}: {error}") from None
 
     @staticmethod

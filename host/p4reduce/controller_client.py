@@ -152,8 +152,8 @@ class ControllerClient:
                 until = end if away is None or _is_decided(error) else away
                 if error.code() is not grpc.StatusCode.UNAVAILABLE or now + pause > until:
                     raise
-                if until is away and not warned:
-                    warned, left = True, until - now
+                if away is not None and until == away and away - now > 1.0 and not warned:
+                    warned, left = True, away - now
                     _LOG.warning(
                         "controller %s is away, waiting for it, %.3g s at most: %s", self.address, left, error.details()
                     )
@@ -185,7 +185,7 @@ class ControllerClient:
             return call(last, False)
 
         try:
-            reply = self._until_available(attempt, self.timeout)
+            reply = self._until_available(attempt, self.timeout, away=end + last)
         except grpc.RpcError as error:
             self._fail("describe", error)
         self._refuse(

@@ -51,7 +51,9 @@ def asked_to_stop(stop: Callable[[], object] = lambda: None, wakeup: int = -1) -
 
     previous = signal.set_wakeup_fd(wakeup) if wakeup >= 0 else -1
     try:
-        with _handlers(_STOPS, handle):
+        # Who starts a daemon in the background of a script has it ignore the terminal's Ctrl-C.
+        heard = tuple(n for n in _STOPS if n is not signal.SIGINT or signal.getsignal(n) is not signal.SIG_IGN)
+        with _handlers(heard, handle):
             yield
     finally:
         if wakeup >= 0:

@@ -282,6 +282,48 @@ class Tidy(Variant):
         return super()._aggregate(job, member, header, datagram)
 
 
+class Clears(Variant):
+    """Clears a worker's mark in the slot's other version, if there is one."""
+
+    def _aggregate(self, job: Any, member: Any, header: Any, datagram: Any) -> Any:
+        other = self._cells.get(self.key(job, header) ^ 1)
+        if other is not None:
+            other.seen &= ~(1 << member.rank)
+        return super()._aggregate(job, member, header, datagram)
+
+
+class Looks(Variant):
+    """Empties its cell when the other version is a round ahead; asks for it only where it is sure to be."""
+
+    def _aggregate(self, job: Any, member: Any, header: Any, datagram: Any) -> Any:
+        key = self.key(job, header)
+        if key ^ 1 in self._cells and self._cells[key ^ 1].round == header["round"] + 1 and key in self._cells:
+            self._cells[key].seen = 0
+        return super()._aggregate(job, member, header, datagram)
+
+
+class Counts(Variant):
+    """Forgets its cell when enough marks are set in all cells together."""
+
+    def _aggregate(self, job: Any, member: Any, header: Any, datagram: Any) -> Any:
+        if sum(cell.seen.bit_count() for cell in self._cells.values()) >= 3:
+            self._cells.pop(self.key(job, header), None)
+        return super()._aggregate(job, member, header, datagram)
+
+
+@pytest.mark.parametrize("switch", [Clears, Looks, Counts])
+def test_a_switch_that_looks_at_other_cells_is_seen(switch: Any) -> None:
+    """Where a frame is run with its own cell alone there is nothing else to see, so asking is what shows it."""
+    bounds = Bounds(2, workload=(1, 1, 1), first_round=0)
+    report = Quotient(bounds, lambda: reference(switch)).run()
+    assert (report.kind, report.complete) == (UNSOUND, False)
+    assert "a cell that is not its own" in report.violation
+    plain = Checker(bounds, lambda: reference(switch)).run()
+    assert plain.kind not in ("", UNSOUND)
+    told = check(bounds, lambda: reference(switch))
+    assert (told.kind, told.trace) == (plain.kind, plain.trace)
+
+
 @pytest.mark.parametrize(
     ("switch", "text", "ranks", "collapse"),
     [

@@ -16,7 +16,7 @@ from helpers.jobs import JobsRig as Rig
 from p4reduce.core.config import RetransmissionPolicy
 from p4reduce_controller.admission import Code
 from p4reduce_controller.hosts import Hosts, SwitchConfig
-from p4reduce_controller.memo import MemoError, memo, recall
+from p4reduce_controller.memo import MemoError, memo, recall, recall_end
 from p4reduce_controller.model import (
     Fence,
     Forget,
@@ -429,6 +429,27 @@ def test_ends_that_make_no_sense_are_left_out(caplog: pytest.LogCaptureFixture) 
     fresh.note(fresh.jobs.restore([], None, 0.0, [End(good, 1.0, True)]))
     assert fresh.record().over_since == -1.0
     assert fresh.fences(fresh.open(epoch, 0))[0].reason is Reason.EVICTED
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("world_size", 1 << 40),
+        ("world_size", 0),
+        ("incarnation", 1 << 63),
+        ("mode", "odd"),
+        ("message", "\ud800"),
+        ("ranks", [64]),
+    ],
+)
+def test_an_end_that_no_reply_could_hold_is_left_out(name: str, value: Any) -> None:
+    """One such record would keep every other job from being shown."""
+    rig, _, _ = running()
+    rig.note(rig.jobs.evict("train", 0.0))
+    (good,) = rig.ends
+    recall_end(good)
+    with pytest.raises(MemoError):
+        recall_end(good | {name: value})
 
 
 def test_when_no_rank_comes_back_it_is_not_called_a_failure() -> None:

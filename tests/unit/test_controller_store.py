@@ -249,12 +249,12 @@ def test_ends_are_kept_for_a_while(tmp_path: Path, clock: Clock, monkeypatch: py
         clock.now += 2.0
     with closing(SqliteStore(path, clock)) as store:
         assert store.records() == []
-        assert store.ends() == [End({"epoch": 5, "n": 2}, 2.0, True), End({"epoch": 7, "n": 1}, 12.0, True)]
+        assert store.ends() == [End({"epoch": 7, "n": 1}, 12.0, True), End({"epoch": 5, "n": 2}, 2.0, True)]
         clock.now -= 1000.0
         assert [end.age for end in store.ends()] == [0.0, 0.0], "a clock that was set back"
         clock.now += 1000.0
         store.save("a", {"n": 3})
-        assert [end.shown for end in store.ends()] == [True, False], "a new job has the name"
+        assert [end.shown for end in store.ends()] == [False, True], "a new job has the name"
         store.forget("b")
         assert [end.shown for end in store.ends()] == [False, False], "another one has had it, and ended well"
         clock.now += END_SECONDS - 5.0
@@ -265,6 +265,35 @@ def test_ends_are_kept_for_a_while(tmp_path: Path, clock: Clock, monkeypatch: py
         assert [end.record["epoch"] for end in ends] == list(range(116, 100 + 32))
         assert [end.shown for end in ends] == [False] * 15 + [True]
         assert store._connection.execute("SELECT count(*) FROM ends").fetchone() == (16,)
+
+
+def test_the_end_of_a_job_that_ran_for_long_is_kept(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has the lowest epoch of all, and is the latest end."""
+    monkeypatch.setattr("p4reduce_controller.store.MAX_ENDS", 4)
+    with closing(SqliteStore(tmp_path / "state.db", clock)) as store:
+        for epoch in range(10, 20):
+            clock.now += 1.0
+            store.forget("short", {"epoch": epoch})
+        clock.now += 1.0
+        store.forget("long", {"epoch": 1})
+        assert [end.record["epoch"] for end in store.ends()] == [17, 18, 19, 1]
+
+
+def test_a_file_that_is_refused_is_not_taken_over(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    with closing(SqliteStore(path)) as store:
+        store.save("train", {"a": 1})
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("DROP TABLE ends")
+        connection.execute("UPDATE jobs SET record = '{'")
+        connection.execute("PRAGMA user_version = 2")
+    with pytest.raises(ConfigError, match="the record of job 'train'"):
+        SqliteStore(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("PRAGMA user_version").fetchone() == (2,)
+        assert connection.execute("SELECT name FROM sqlite_master WHERE name = 'ends'").fetchall() == []
 
 
 def test_how_a_job_ended_is_written_with_its_end_or_not_at_all(tmp_path: Path, clock: Clock) -> None:
@@ -329,6 +358,8 @@ DAMAGES = {
     "table": ("DROP TABLE jobs", "no table jobs"),
     "table of ends": ("DROP TABLE ends", "no table ends"),
     "end": ("UPDATE ends SET record = '{\"a\": '", "the end of job 'old'"),
+    "nested end": (f"UPDATE ends SET record = '{'[' * 100_000}'", "the end of job 'old'"),
+    "column of ends": ("ALTER TABLE ends RENAME COLUMN shown TO seen", "no such column: shown"),
     "time of an end": ("UPDATE ends SET at = 'noon'", "the end of job 'old'"),
 }
 

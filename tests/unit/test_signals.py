@@ -82,3 +82,17 @@ def test_a_main_thread_in_select_is_woken_at_once() -> None:
         signal.set_wakeup_fd(before)
         os.close(reader)
         os.close(writer)
+
+
+def test_what_a_script_runs_in_the_background_does_not_hear_the_terminals_interrupt() -> None:
+    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    asked: list[int] = []
+    try:
+        with asked_to_stop(lambda: asked.append(1)):
+            assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+            os.kill(os.getpid(), signal.SIGINT)
+            assert asked == []
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert asked == [1]
+    finally:
+        signal.signal(signal.SIGINT, previous)

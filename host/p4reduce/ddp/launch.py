@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import itertools
 import os
+import socket
 import uuid
+import zlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal, cast
@@ -15,7 +17,7 @@ import torch.distributed as dist
 from p4reduce.config import Settings
 from p4reduce.ddp.ring import TorchRing
 from p4reduce.ddp.ways import SumsBuckets
-from p4reduce.errors import ConfigError, UsageError
+from p4reduce.errors import ConfigError, MismatchError, UsageError
 
 Mode = Literal["auto", "require", "ring", "off"]
 _MODES = ("auto", "require", "ring", "off")
@@ -107,15 +109,24 @@ def _job_is_unnamed(arguments: Mapping[str, Any]) -> bool:
 def _agree_on_incarnation(group: dist.ProcessGroup, arguments: dict[str, Any]) -> None:
     """Restarts of all hosts together, where torchrun counts them, and each of its agents for itself: they differ.
 
-    Chosen by somebody, it stays; every rank takes part nevertheless.
+    Chosen by somebody, it stays, and must be the same on all ranks (MismatchError); every rank takes part nevertheless.
+    What this cannot know: that torchrun has replaced an agent by one that counts from 0 again.
     """
     settings = Settings.resolve(arguments)
     counted = settings.sources["incarnation"] == "environment TORCHELASTIC_RESTART_COUNT"
-    first_of_its_host = os.environ.get("LOCAL_RANK", "0") == "0"
-    counts: list[int] = [0] * dist.get_world_size(group)
-    dist.all_gather_object(counts, settings.incarnation if counted and first_of_its_host else 0, group=group)
-    if counted:
-        arguments["incarnation"] = sum(counts)
+    host = os.environ.get("GROUP_RANK") or socket.gethostname()
+    said: list[tuple[bool, str, int]] = [(False, "", 0)] * dist.get_world_size(group)
+    dist.all_gather_object(said, (counted, host, settings.incarnation), group=group)
+    if all(counts for counts, _, _ in said):
+        restarts: dict[str, int] = {}
+        for _, name, count in said:
+            restarts[name] = max(count, restarts.get(name, 0))
+        arguments["incarnation"] = sum(restarts.values())
+    elif len({(counts, None if counts else number) for counts, _, number in said}) > 1:
+        numbers = ", ".join(
+            f"rank {rank}: {'torchrun' if counts else number}" for rank, (counts, _, number) in enumerate(said)
+        )
+        raise MismatchError(f"the incarnation must be chosen on all ranks, and the same, or on none: {numbers}")
 
 
 def _shared_job_name(group: dist.ProcessGroup) -> str:
@@ -124,6 +135,10 @@ def _shared_job_name(group: dist.ProcessGroup) -> str:
     if dist.get_rank(group) == 0:
         number = next(_names_given)
         run = os.environ.get("TORCHELASTIC_RUN_ID") or "none"
+        ranks = dist.get_process_group_ranks(group)
+        if len(ranks) < dist.get_world_size():
+            # Other ranks may be another job of the same run.
+            run = run if run == "none" else f"{run[:80]}-{zlib.crc32(repr(ranks).encode()):08x}"
         name[0] = (
             f"train-{uuid.uuid4().hex[:16]}" if run == "none" else f"{run[:100]}-{number}" if number else run[:100]
         )

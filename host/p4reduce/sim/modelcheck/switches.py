@@ -8,7 +8,7 @@ registers and the same frame are run once. cells.py does so cell by cell.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from p4reduce.constants import UDP_PORT
 from p4reduce.sim.adapter import EngineSwitch
@@ -68,6 +68,61 @@ class SwitchState(Protocol):
         """What a cell says that it holds (epoch, round, op, words, tag), and the workers counted as a bit mask."""
 
 
+class _Alone(dict[int, _Cell]):
+    """Cells of which a frame may use one. Whatever asks for another or for all of them raises, and is remembered."""
+
+    def __init__(self, own: int, cells: dict[int, _Cell]) -> None:
+        super().__init__(cells)
+        self._own = own
+        self.asked = False
+
+    def _refuse(self) -> NoReturn:
+        self.asked = True
+        raise Violation(UNSOUND, "a frame has used a cell that is not its own")
+
+    def _mine(self, key: object) -> None:
+        if key != self._own:
+            self._refuse()
+
+    def __getitem__(self, key: int) -> _Cell:
+        self._mine(key)
+        return super().__getitem__(key)
+
+    def __setitem__(self, key: int, value: _Cell) -> None:
+        self._mine(key)
+        super().__setitem__(key, value)
+
+    def __delitem__(self, key: int) -> None:
+        self._mine(key)
+        super().__delitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._mine(key)
+        return super().__contains__(key)
+
+    def get(self, key: int, *default: Any) -> Any:
+        """As a dict's."""
+        self._mine(key)
+        return super().get(key, *default)
+
+    def setdefault(self, key: int, *default: Any) -> Any:
+        """As a dict's."""
+        self._mine(key)
+        return super().setdefault(key, *default)
+
+    def pop(self, key: int, *default: Any) -> Any:
+        """As a dict's."""
+        self._mine(key)
+        return super().pop(key, *default)
+
+    def _all(self, *_: Any, **__: Any) -> NoReturn:
+        self._refuse()
+
+    __iter__ = __len__ = __reversed__ = __eq__ = __or__ = __ior__ = _all
+    keys = values = items = popitem = clear = copy = update = _all
+    __hash__ = None
+
+
 class ReferenceState:
     """A reference switch, or a variant of it that keeps its state in the same cells."""
 
@@ -83,7 +138,8 @@ class ReferenceState:
     def _saved(self) -> tuple[tuple[Any, ...], ...]:
         return tuple(
             sorted(
-                (key, c.epoch, c.round, c.tag, c.seen, c.check, c.payload) for key, c in self._reference._cells.items()
+                (key, c.epoch, c.round, c.tag, c.seen, c.check, c.payload)
+                for key, c in dict.items(self._reference._cells)
             )
         )
 
@@ -99,14 +155,18 @@ class ReferenceState:
         return False
 
     def isolate(self, cell: int | None, content: Any) -> None:
-        """There are no cells but this one; every other that is used comes into being."""
+        """There are no cells but this one; to ask for others is noticed. None: whichever is used comes into being."""
         self.load([] if cell is None or content is None else [(cell, *content)])
+        if cell is not None:
+            self._reference._cells = _Alone(cell, self._reference._cells)
         self._alone = cell
 
     def contents(self) -> dict[int, Hashable]:
         """The cells that there are."""
         saved: dict[int, Hashable] = {key: tuple(rest) for key, *rest in self._saved()}
-        if self._alone is not None and not saved.keys() <= {self._alone}:
+        cells = self._reference._cells
+        others = not saved.keys() <= {self._alone} or not isinstance(cells, _Alone) or cells.asked
+        if self._alone is not None and others:
             raise Violation(UNSOUND, "a frame has used a cell that is not its own")
         return saved
 
