@@ -6,6 +6,7 @@ A record holds credentials: whoever can read the state file can act for its work
 
 from __future__ import annotations
 
+import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -178,10 +179,15 @@ def _job(record: Mapping[str, Any]) -> Job:
     state, world = State[record["state"]], _number(record["world_size"])
     if state not in LIVE or not 1 <= world <= constants.MAX_WORKERS or record["mode"] not in MODES:
         raise MemoError(f"state {state.name}, world size {world} or mode {record['mode']!r} cannot be")
+    incarnation = _number(record["incarnation"])
+    # What goes into a status reply must fit it: one record must not keep all others from being shown.
+    if any(number >> 32 for number in (incarnation, _number(record["epoch"]), _number(record["present"]))):
+        raise MemoError(f"incarnation {incarnation} or an epoch is above 32 bits")
+    json.dumps(record, ensure_ascii=False).encode()
     return Job(
         record["job"],
         world,
-        _number(record["incarnation"]),
+        incarnation,
         state,
         mode=record["mode"],
         ring=bool(record["ring"]),

@@ -433,6 +433,19 @@ def test_ends_that_make_no_sense_are_left_out(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize(
     ("name", "value"),
+    [("incarnation", 1 << 63), ("epoch", 1 << 40), ("present", 1 << 40), ("path_reason", "\ud800")],
+)
+def test_a_record_that_no_reply_could_hold_is_not_taken_up(name: str, value: Any) -> None:
+    rig, _, _ = running()
+    good = rig.saved("train")
+    assert good is not None
+    recall(good, None, 0.0)
+    with pytest.raises(MemoError):
+        recall(good | {name: value}, None, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
     [
         ("world_size", 1 << 40),
         ("world_size", 0),
