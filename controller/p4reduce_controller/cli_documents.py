@@ -6,10 +6,10 @@ from __future__ import annotations
 from typing import Any
 
 from p4reduce.proto import controller_pb2 as pb
+from p4reduce_controller.states import OVER
 
 _PATHS = {pb.PATH_SWITCH: "switch", pb.PATH_RING: "ring"}
-OVER = ("failed", "ended")
-"""States of jobs that are over, and still shown."""
+_OVER = {state.value for state in OVER}
 POLICY_FIELDS = (
     "initial_seconds",
     "min_seconds",
@@ -79,7 +79,7 @@ def job(found: pb.JobStatus) -> dict[str, Any]:
 
 def is_over(found: dict[str, Any]) -> bool:
     """Whether a job, as `job` makes it, runs no more."""
-    return found["state"] in OVER
+    return found["state"] in _OVER
 
 
 def present(found: dict[str, Any]) -> int:

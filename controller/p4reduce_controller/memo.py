@@ -6,7 +6,6 @@ A record holds credentials: whoever can read the state file can act for its work
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -87,7 +86,7 @@ def recall(record: Mapping[str, Any], hosts: Hosts | None, now: float) -> tuple[
             _number(record["or_slots"]),
             _number(record["add_slots"]),
             workers,
-            counted=_number(record["counted"]),
+            counted=_count(record["counted"]),
             delay=_seconds(record["delay"]),
             settled=now,
         )
@@ -126,23 +125,17 @@ def recall_end(record: Mapping[str, Any]) -> tuple[Job, int, Fence]:
     try:
         check_job_name(record["job"])
         state, epoch = State[record["state"]], _number(record["epoch"])
-        if record["version"] != VERSION or state not in OVER or epoch >> 32:
-            raise MemoError(f"version {record['version']!r}, state {state.name} or epoch {epoch} cannot be")
+        if record["version"] != VERSION or state not in OVER:
+            raise MemoError(f"version {record['version']!r} or state {state.name} cannot be")
         ranks = tuple(_number(rank) for rank in record["ranks"])
-        fence = Fence(Reason[record["reason"]], str(record["message"]), ranks, _number(record["bucket"]))
-        world, incarnation = _number(record["world_size"]), _number(record["incarnation"])
-        # What goes into a status reply must fit it: one record must not keep all others from being shown.
-        fits = 1 <= world <= constants.MAX_WORKERS and not incarnation >> 32 and record["mode"] in MODES
-        if not fits or any(rank >= constants.MAX_WORKERS for rank in ranks):
-            raise MemoError(f"world size {world}, incarnation {incarnation}, mode or ranks cannot be")
-        fence.message.encode()
+        fence = Fence(Reason[record["reason"]], _text(record["message"]), ranks, _count(record["bucket"]))
         job = Job(
             record["job"],
-            world,
-            incarnation,
+            _world(record, ranks),
+            _number(record["incarnation"]),
             state,
             reason=fence.message,
-            mode=str(record["mode"]),
+            mode=record["mode"],
             ring=bool(record["ring"]),
         )
     except MemoError:
@@ -174,36 +167,51 @@ def _check(job: Job, run: Run) -> None:
         raise MemoError(f"a rank has left in state {job.state.name}")
 
 
+def _world(record: Mapping[str, Any], ranks: Sequence[int] = ()) -> int:
+    """The world size. MemoError when that, the mode, or one of the `ranks` cannot be."""
+    world: int = _number(record["world_size"])
+    if not 1 <= world <= constants.MAX_WORKERS or record["mode"] not in MODES or max(ranks, default=0) >= world:
+        raise MemoError(f"world size {world}, mode {record['mode']!r} or ranks {list(ranks)} cannot be")
+    return world
+
+
 def _job(record: Mapping[str, Any]) -> Job:
     check_job_name(record["job"])
-    state, world = State[record["state"]], _number(record["world_size"])
-    if state not in LIVE or not 1 <= world <= constants.MAX_WORKERS or record["mode"] not in MODES:
-        raise MemoError(f"state {state.name}, world size {world} or mode {record['mode']!r} cannot be")
-    incarnation = _number(record["incarnation"])
-    # What goes into a status reply must fit it: one record must not keep all others from being shown.
-    if any(number >> 32 for number in (incarnation, _number(record["epoch"]), _number(record["present"]))):
-        raise MemoError(f"incarnation {incarnation} or an epoch is above 32 bits")
-    json.dumps(record, ensure_ascii=False).encode()
+    state = State[record["state"]]
+    if state not in LIVE:
+        raise MemoError(f"state {state.name} cannot be")
     return Job(
         record["job"],
-        world,
-        incarnation,
+        _world(record),
+        _number(record["incarnation"]),
         state,
         mode=record["mode"],
         ring=bool(record["ring"]),
         path=Path[record["path"]],
-        path_reason=str(record["path_reason"]),
+        path_reason=_text(record["path_reason"]),
         policy=RetransmissionPolicy(**record["policy"]),
         policy_changed=bool(record["policy_changed"]),
-        fallbacks=Counter({str(reason): _number(count) for reason, count in record["fallbacks"].items()}),
-        promotions=_number(record["promotions"]),
+        fallbacks=Counter({_text(reason): _count(count) for reason, count in record["fallbacks"].items()}),
+        promotions=_count(record["promotions"]),
     )
 
 
-def _number(value: Any) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << 64:
-        raise MemoError(f"{value!r} is not a number from 0 to 2^64 - 1")
+def _number(value: Any, bits: int = 32) -> int:
+    """Of as many bits as the message has in which it is told: one record must not keep all others from being shown."""
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1 << bits:
+        raise MemoError(f"{value!r} is not a number from 0 to 2^{bits} - 1")
     return value
+
+
+def _count(value: Any) -> int:
+    return _number(value, 64)
+
+
+def _text(value: Any) -> str:
+    """What a message can hold: no half of a surrogate pair. UnicodeError, which is a ValueError."""
+    text = str(value)
+    text.encode()
+    return text
 
 
 def _seconds(value: Any) -> float:
@@ -218,13 +226,13 @@ def _order(order: Order) -> dict[str, Any]:
 
 def _recall_order(record: Mapping[str, Any]) -> Order:
     return Order(
-        _number(record["number"]),
+        _count(record["number"]),
         OrderKind[record["kind"]],
         _number(record["epoch"]),
-        _number(record["first_bucket"]),
+        _count(record["first_bucket"]),
         _number(record["or_slots"]),
         _number(record["add_slots"]),
-        str(record["why"]),
+        _text(record["why"]),
     )
 
 
@@ -240,7 +248,7 @@ def _plan(record: Mapping[str, Any], world: int) -> Epoch:
     lease = Lease(**{**record["lease"], "rids": tuple(_number(rid) for rid in record["lease"]["rids"])})
     for value in (lease.pool_base, lease.pool_size, lease.group, lease.stats):
         _number(value)
-    places = tuple(Place(**{key: _number(value) for key, value in place.items()}) for place in record["places"])
+    places = tuple(Place(**{key: _count(value) for key, value in place.items()}) for place in record["places"])
     if not len(lease.rids) == len(places) == world:
         raise MemoError(f"an epoch of {world} ranks has {len(places)} places and {len(lease.rids)} rids")
     return Epoch(_number(record["number"]), lease, places)
@@ -267,7 +275,7 @@ def _worker(worker: Worker) -> dict[str, Any]:
 
 def _recall(job: Job, record: Mapping[str, Any], hosts: Hosts | None, now: float) -> Worker:
     said = record["host"]
-    host = Host(str(said["name"]), str(said["ip"]), str(said["mac"]), _number(said["port"]))
+    host = Host(_text(said["name"]), _text(said["ip"]), _text(said["mac"]), _number(said["port"]))
     if hosts is not None:
         known = hosts.by_ip(host.ip)
         if known is None or (known.mac, known.port) != (host.mac, host.port):
@@ -292,8 +300,8 @@ def _recall(job: Job, record: Mapping[str, Any], hosts: Hosts | None, now: float
         applicant,
         now,
         WorkerState.LEFT if record["left"] else WorkerState.JOINED,
-        submitted=_number(record["submitted"]),
-        completed=_number(record["completed"]),
+        submitted=_count(record["submitted"]),
+        completed=_count(record["completed"]),
         credential=bytes.fromhex(record["credential"]),
         known=False,
     )

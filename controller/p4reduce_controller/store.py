@@ -95,7 +95,7 @@ class Store(Protocol):
         ...
 
     def ends(self) -> list[End]:
-        """The last ends, by their epochs: MAX_ENDS at most, and none older than END_SECONDS."""
+        """The last ends, the latest last: MAX_ENDS at most, and none older than END_SECONDS."""
         ...
 
     def records(self) -> list[dict[str, Any]]:
@@ -324,7 +324,8 @@ class SqliteStore:
                 return
             now = self._clock()
             self._connection.execute(
-                "INSERT OR REPLACE INTO ends VALUES (?, ?, ?, 1, ?)", (end["epoch"], name, now, text)
+                "INSERT OR REPLACE INTO ends (epoch, name, at, shown, record) VALUES (?, ?, ?, 1, ?)",
+                (end["epoch"], name, now, text),
             )
             self._connection.execute(
                 # By when they ended: a job that ran for long has an old epoch.
@@ -395,7 +396,7 @@ class SqliteStore:
     def _guard(self) -> Iterator[None]:
         try:
             yield
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             raise StoreError(f"{self._path}: cannot use the state file: {error}") from None
 
     @contextlib.contextmanager

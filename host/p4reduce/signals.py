@@ -9,10 +9,13 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+
+from p4reduce.errors import UsageError
 
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 _STOPS = (signal.SIGTERM, signal.SIGINT)
@@ -38,7 +41,10 @@ def asked_to_stop(stop: Callable[[], object] = lambda: None, wakeup: int = -1) -
 
     `stop` runs when the main thread next executes Python, so that one that waits should wake up now and then.
     `wakeup`: a descriptor that does not block, written to whenever a signal comes, for a main thread in `select`.
+    UsageError in any other thread, where Python hears no signals.
     """
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("a daemon runs in the main thread, where signals arrive: start it there, or as a process")
     first: list[float] = []
 
     def handle(number: int, frame: object) -> None:  # noqa: ARG001 (a signal handler's signature)

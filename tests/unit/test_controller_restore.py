@@ -433,7 +433,10 @@ def test_ends_that_make_no_sense_are_left_out(caplog: pytest.LogCaptureFixture) 
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("incarnation", 1 << 63), ("epoch", 1 << 40), ("present", 1 << 40), ("path_reason", "\ud800")],
+    [
+        *(("incarnation", 1 << 63), ("epoch", 1 << 40), ("present", 1 << 40), ("or_slots", 1 << 40)),
+        *(("add_slots", 1 << 40), ("path_reason", "\ud800"), ("fallbacks", {"\ud800": 1})),
+    ],
 )
 def test_a_record_that_no_reply_could_hold_is_not_taken_up(name: str, value: Any) -> None:
     rig, _, _ = running()

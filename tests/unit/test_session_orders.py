@@ -9,15 +9,18 @@ import socket
 import threading
 import time
 from concurrent.futures import Future
+from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 from helpers import control
 from helpers.control import World, arrays, reduce, the_job
 
 import p4reduce
-from p4reduce import constants, wire
+from p4reduce import constants, controller_client, wire
+from p4reduce.controller_client import ControllerClient
 from p4reduce.errors import (
     ConfigError,
     ControllerError,
@@ -533,6 +536,38 @@ def test_an_address_where_nobody_ever_answered_is_named_soon() -> None:
                 p4reduce.connect(address, "job", 0, 2, connect_timeout=1.0)
             assert why in str(found.value)
             assert 0.9 < time.monotonic() - begin < 5.0
+
+
+class Unanswered(grpc.RpcError):
+    """What gRPC says where nobody listens."""
+
+    def __init__(self, code: grpc.StatusCode) -> None:
+        self.code = lambda: code
+        self.details = lambda: "connection refused"
+        self.trailing_metadata = tuple
+
+
+@pytest.mark.parametrize("seconds", [0.2, 5.0, 30.0])
+def test_connect_timeout_is_the_whole_time(seconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that only calls and pauses move."""
+    now = [100.0]
+
+    def advance(by: float) -> None:
+        now[0] += by
+
+    def describe(request: object, timeout: float, wait_for_ready: bool, metadata: object) -> None:
+        advance(timeout if wait_for_ready else 0.001)
+        raise Unanswered(grpc.StatusCode.DEADLINE_EXCEEDED if wait_for_ready else grpc.StatusCode.UNAVAILABLE)
+
+    monkeypatch.setattr(controller_client, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=advance))
+    client = ControllerClient("127.0.0.1:1", timeout=seconds)
+    try:
+        monkeypatch.setattr(client, "_stub", SimpleNamespace(Describe=describe))
+        with pytest.raises(ControllerError, match=f"not reachable within {seconds:g} s"):
+            client.describe()
+    finally:
+        client.close()
+    assert 0.7 * seconds < now[0] - 100.0 < seconds + 0.1
 
 
 def test_of_several_controllers_the_one_that_acts_is_found() -> None:

@@ -12,6 +12,7 @@ import threading
 
 import pytest
 
+from p4reduce.errors import UsageError
 from p4reduce.signals import asked_to_stop
 
 DEADLINE = 30.0
@@ -96,3 +97,20 @@ def test_what_a_script_runs_in_the_background_does_not_hear_the_terminals_interr
             assert asked == [1]
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def test_in_another_thread_it_says_where_it_belongs() -> None:
+    told: list[str] = []
+
+    def run() -> None:
+        try:
+            with asked_to_stop():
+                told.append("ran")
+        except UsageError as error:
+            told.append(str(error))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(DEADLINE)
+    (text,) = told
+    assert "main thread" in text

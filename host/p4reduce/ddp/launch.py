@@ -33,25 +33,23 @@ def new_plain_group(process_group: dist.ProcessGroup | None, timeout: float) -> 
     A group of its own, because the user's collectives on theirs must not interleave with ours. Buckets in CPU memory
     take gloo, those on a CUDA device NCCL where the process group has it.
     """
-    if not dist.is_initialized():
-        raise UsageError("call torch.distributed.init_process_group() before making a P4ReduceState")
+    model_group = group_of_model(process_group)
     limit = timedelta(seconds=timeout)
-    nccl = "nccl" in dist.get_backend_config(process_group)
+    nccl = "nccl" in dist.get_backend_config(model_group)
     backend = "cpu:gloo,cuda:nccl" if nccl else "gloo"
     if process_group is None:
         group = dist.new_group(backend=backend, timeout=limit)
     else:
-        members = dist.get_process_group_ranks(process_group)
+        members = dist.get_process_group_ranks(model_group)
         group = dist.new_group(members, backend=backend, timeout=limit, use_local_synchronization=True)
-    if not isinstance(group, dist.ProcessGroup):
-        raise UsageError("this rank is not a member of the process group given to P4ReduceState")
-    return group
+    return cast(dist.ProcessGroup, group)
 
 
 def group_of_model(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
-    """The process group itself, for mode "off": the hook's collectives are where DDP's own would be, and as fast.
+    """The model's process group, of which this rank must be a member (UsageError).
 
-    A second group would have connections and threads of its own, which nothing else keeps warm.
+    In mode "off" it carries the buckets, too: the hook's collectives are where DDP's own would be, and as fast. A
+    second group would have connections and threads of its own, which nothing else keeps warm.
     """
     if not dist.is_initialized():
         raise UsageError("call torch.distributed.init_process_group() before making a P4ReduceState")
@@ -124,9 +122,14 @@ def _agree_on_incarnation(group: dist.ProcessGroup, arguments: dict[str, Any]) -
         arguments["incarnation"] = sum(restarts.values())
     elif len({(counts, None if counts else number) for counts, _, number in said}) > 1:
         numbers = ", ".join(
-            f"rank {rank}: {'torchrun' if counts else number}" for rank, (counts, _, number) in enumerate(said)
+            f"rank {rank}: {number}{' (counted by torchrun)' if counts else ''}"
+            for rank, (counts, _, number) in enumerate(said)
         )
-        raise MismatchError(f"the incarnation must be chosen on all ranks, and the same, or on none: {numbers}")
+        raise MismatchError(
+            f"the incarnation must be chosen on all ranks, and the same, or on none: {numbers}",
+            job=settings.job,
+            ranks=tuple(range(len(said))),
+        )
 
 
 def _shared_job_name(group: dist.ProcessGroup) -> str:

@@ -248,20 +248,21 @@ class PlainWay:
             return followed
         future: torch.futures.Future[Any] = torch.futures.Future()
         self._unfinished.append(lambda: future.set_result(finish(work.wait)))
-        # The engine calls in the order of asking, and DDP asks for its own call after the hook of the last bucket.
-        _ENGINE.queue_callback(self._finish_all)
         return future
 
     def end_pass(self) -> None:
-        """Have everything finished before DDP waits for it: to be called in the hook of the last bucket."""
+        """Have everything finished before DDP waits for it: to be called in the hook of the last bucket.
+
+        backward() makes the calls that were asked for in their order, and DDP asks for its own after this hook. With
+        reentrant checkpoints a backward() runs inside another, each with calls of its own: so it is the last bucket's
+        that finishes all of them.
+        """
         if self._unfinished and _present_node() is not None:
             _ENGINE.queue_callback(self._finish_all)
         else:
             self._finish_all()
 
     def _finish_all(self) -> None:
-        # All, and not one each: with reentrant checkpoints a backward() runs inside another, each with calls of its
-        # own, and the last bucket may be in the inner one while others are in the outer.
         while self._unfinished:
             self._unfinished.popleft()()
 

@@ -1,11 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cores that are given two frames at once: a search lets every frame arrive by itself, a driver may not."""
+"""What both searches show of cores afterwards: frames of a dead epoch change nothing, nor do two frames in one batch.
+
+A search lets every frame arrive by itself; a driver may give a core several at once.
+"""
 
 from __future__ import annotations
 
 from p4reduce.sim.modelcheck.frames import Frames
 from p4reduce.sim.modelcheck.violation import UNSOUND, Violation
 from p4reduce.sim.modelcheck.workers import Workers
+
+
+def check_forgotten(workers: Workers, frames: Frames) -> int:
+    """Answers of the first epoch change nothing in the second one; returns how many were tried. Violation."""
+    tried = 0
+    for number, answer in enumerate(list(frames.down)):
+        if frames.epoch_of(answer) == 0:
+            for place, state in enumerate(workers.states[answer.rank]):
+                tried += state.epoch
+                if state.epoch == 1 and workers.step(answer.rank, place, number) != place:
+                    raise Violation(UNSOUND, f"{frames.name(answer)} is not ignored")
+    return tried
 
 
 def check_batches(workers: Workers, frames: Frames) -> int:

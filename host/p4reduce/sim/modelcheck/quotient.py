@@ -36,7 +36,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 
-from p4reduce.sim.modelcheck.batches import check_batches
+from p4reduce.sim.modelcheck.batches import check_batches, check_forgotten
 from p4reduce.sim.modelcheck.bounds import Bounds
 from p4reduce.sim.modelcheck.cells import EMPTY, Cells
 from p4reduce.sim.modelcheck.frames import Frames
@@ -122,7 +122,8 @@ class Quotient:
                 report.registers = self._cells.prove()
                 if any(len(orbit) > 1 for orbit in self.orbits):
                     self._cells.equivariant(self.orbits)
-                self._check_forgotten()
+                if self.bounds.change:  # that contributions change nothing either: cells.py
+                    report.forgotten = check_forgotten(self._workers, self.frames)
                 self._drain_all()
                 if self._batches:
                     report.batches = check_batches(self._workers, self.frames)
@@ -460,19 +461,6 @@ class Quotient:
         known = (self._pieces[piece] for piece in pieces)
         rest = ((shape, marks) for _, shape, _, marks in known)
         return held, tuple(sorted(rest) if len(self.orbits) == 1 else rest)
-
-    # What was left out -----------------------------------------------------------------------------------------
-
-    def _check_forgotten(self) -> None:
-        """Answers of the first epoch change nothing in the second one. (That its contributions do not: cells.py.)"""
-        if not self.bounds.change:
-            return
-        for number, answer in enumerate(list(self.frames.down)):
-            if self.frames.epoch_of(answer) == 0:
-                for place, state in enumerate(self._workers.states[answer.rank]):
-                    self.report.forgotten += state.epoch
-                    if state.epoch == 1 and self._workers.step(answer.rank, place, number) != place:
-                        raise Violation(UNSOUND, f"{self.frames.name(answer)} is not ignored")
 
     def _count(self, begin: float) -> None:
         report = self.report

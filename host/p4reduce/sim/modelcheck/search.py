@@ -30,7 +30,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from p4reduce.sim.modelcheck.batches import check_batches
+from p4reduce.sim.modelcheck.batches import check_batches, check_forgotten
 from p4reduce.sim.modelcheck.bounds import Bounds
 from p4reduce.sim.modelcheck.frames import NAMES, Frames
 from p4reduce.sim.modelcheck.switches import Switches, SwitchState
@@ -330,12 +330,7 @@ class Checker:
                 self.report.forgotten += 1
                 if not self._switches.step(phase, registers, frame).refused:
                     raise Violation(UNSOUND, f"{self.frames.name(self.frames.up[frame])} is not refused")
-        for number, answer in enumerate(list(self.frames.down)):
-            if self.frames.epoch_of(answer) == 0:
-                for place, state in enumerate(self._workers.states[answer.rank]):
-                    self.report.forgotten += state.epoch
-                    if state.epoch == 1 and self._workers.step(answer.rank, place, number) != place:
-                        raise Violation(UNSOUND, f"{self.frames.name(answer)} is not ignored")
+        self.report.forgotten += check_forgotten(self._workers, self.frames)
 
     # Reporting -------------------------------------------------------------------------------------------------
 
